@@ -1,0 +1,38 @@
+"""``laminar-flow bench NAME``: measurements of Laminar's parts on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from laminar.bench import BENCHES
+from laminar.cli.output import print_values
+from laminar.errors import UserError
+from laminar.flow.parameters import nearest
+
+__all__ = ["bench", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("bench", help="Measure a part of Laminar on this machine; without a name, list what there is.")(bench)
+
+
+def bench(
+    name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> dict[str, Any]:
+    """Measure something; its numbers."""
+    if name is None:
+        if not json:
+            print("\n".join(sorted(BENCHES)))
+        return {"status": "ok", "benches": sorted(BENCHES)}
+    if name not in BENCHES:
+        close = nearest(name, BENCHES)
+        hint = f"did you mean `{close}`? " if close else ""
+        raise UserError(f"there is no bench `{name}`; {hint}There are: {', '.join(sorted(BENCHES)) or 'none'}")
+    numbers = dict(BENCHES[name]())
+    if not json:
+        print_values(numbers, title=f"bench {name}")
+    return {"status": "ok", "bench": name, **numbers}

@@ -1,0 +1,62 @@
+"""``laminar-flow check FILE``: import, validate, print what would be run. Starts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from laminar.cli.options import FLOW_COMMAND, given, help_wanted, print_help
+from laminar.cli.output import print_values
+from laminar.errors import UserError
+
+__all__ = ["check", "register"]
+
+_ABOUT = "Check a flow: resolved parameters, derived sizes and the processes it would start. Starts nothing."
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("check", help=_ABOUT, **FLOW_COMMAND)(check)
+
+
+def check(
+    context: typer.Context,
+    file: Annotated[str | None, typer.Argument(metavar="FILE[:FLOW]")] = None,
+    params: Annotated[Path | None, typer.Option("--params", metavar="FILE")] = None,
+    store: Annotated[str, typer.Option("--store", metavar="URL")] = "runs",
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> dict[str, Any]:
+    """Check a flow; what was found."""
+    from laminar.flow.load import load_flow
+
+    flow = load_flow(file) if file else None
+    if help_wanted(context):
+        print_help("check", _ABOUT, flow)
+        return {}
+    if flow is None:
+        raise UserError("which flow? Give a FILE, as laminar-flow check flows/quickstart.py")
+    plan = flow.check(store=store, **given(flow, "check", context.args, params))
+    roles = _roles(plan.needs())
+    if not json:
+        print_values(plan.parameters, title=f"flow {flow.name}")
+        for stage, sizes in plan.derived().items():
+            print_values(sizes, title=f"\n{stage}")
+        print_values(roles, title="\nprocesses")
+    return {
+        "status": "ok",
+        "flow": flow.name,
+        "parameters": plan.parameters,
+        "derived": plan.derived(),
+        "roles": roles,
+        "store": plan.context.store,
+    }
+
+
+def _roles(needs: dict[str, Any]) -> dict[str, str]:
+    """The workers that would be started, and how many threads each would have."""
+    from laminar.cluster import Needs, worker_spec
+
+    spec = worker_spec(Needs(**needs))
+    return {"scheduler": ""} | {name: f"{one['options']['nthreads']} threads" for name, one in spec.items()}

@@ -1,0 +1,58 @@
+"""``laminar-flow run FILE``: run a flow on a cluster of its own on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from laminar.cli.options import FLOW_COMMAND, given, help_wanted, print_help
+from laminar.cli.output import Failure, print_values
+from laminar.errors import LaminarError, UserError
+
+__all__ = ["register", "run"]
+
+_ABOUT = "Run a flow: check it, start its processes, show its progress, end with a summary."
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("run", help=_ABOUT, **FLOW_COMMAND)(run)
+
+
+def run(
+    context: typer.Context,
+    file: Annotated[str | None, typer.Argument(metavar="FILE[:FLOW]")] = None,
+    params: Annotated[Path | None, typer.Option("--params", metavar="FILE")] = None,
+    store: Annotated[str, typer.Option("--store", metavar="URL")] = "runs",
+    run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID")] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> dict[str, Any]:
+    """Run a flow; its summary."""
+    from laminar.flow.load import load_flow
+    from laminar.flow.plain import as_plain
+    from laminar.flow.run import carry_out, prepare
+    from laminar.watch.progress import Progress
+
+    flow = load_flow(file) if file else None
+    if help_wanted(context):
+        print_help("run", _ABOUT, flow)
+        return {}
+    if flow is None:
+        raise UserError("which flow? Give a FILE, as laminar-flow run flows/quickstart.py")
+    values = given(flow, "run", context.args, params)
+    prepared = prepare(flow, values, store=store, run_id=run_id)
+    display = Progress(file=sys.stderr if json else None)
+    try:
+        result = carry_out(prepared, display=display)
+    except LaminarError as error:
+        raise Failure.of(error, run_id=prepared.run_id, url=prepared.folder.url) from error
+    except KeyboardInterrupt as error:
+        answer = {"status": "stopped", "run_id": prepared.run_id, "url": prepared.folder.url}
+        raise Failure("stopped at once by a second Ctrl-C", 130, answer) from error
+    returned = as_plain(result.result)
+    if not json and returned is not None:
+        print_values(returned if isinstance(returned, dict) else {"": returned}, title="result")
+    return {**result.summary, "result": returned}

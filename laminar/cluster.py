@@ -1,0 +1,203 @@
+"""The processes of a run on one machine: a scheduler and one worker a role, under nannies, on loopback only.
+
+Roles are Dask resources (``data``, ``relay``, ``trainer``, ``rollout``), so that the same flow can be placed on
+any cluster whose workers offer them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import psutil
+from distributed import Client, Nanny, Scheduler, SpecCluster
+
+from laminar.errors import LaminarError
+from laminar.weights.segment import remove_segments, segment_root
+
+__all__ = ["Needs", "RunningCluster", "start", "worker_spec"]
+
+START_DEADLINE = 120.0
+"""Seconds for all workers to register; a cold disk and two busy cores can take one of them."""
+
+CONFIG = {
+    # Rewards run in processes of their own, which a daemonic worker could not start.
+    "distributed.worker.daemon": False,
+    # Weights and KV caches count as process memory: Dask would kill the worker that holds them.
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    # A trajectory survives as many deaths of its workers as happen; what gives up is the conductor, with a reason.
+    "distributed.scheduler.allowed-failures": 100,
+    # Trajectories are placed by us; stealing sees only averages.
+    "distributed.scheduler.work-stealing": False,
+    # Loading a model holds the loop for seconds.
+    "distributed.scheduler.worker-ttl": "300s",
+    "distributed.admin.tick.limit": "30s",
+    "distributed.admin.low-level-log-length": 200,
+    # A role may stay without a worker for as long as a restart takes.
+    "distributed.scheduler.no-workers-timeout": "300s",
+}
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a flow asks of a cluster: the most that one of its stages needs."""
+
+    replicas: int = 0
+    """Rollout workers."""
+    slots: int = 1
+    """Trajectories that one of them runs at once: its number of Dask threads."""
+    trainer: bool = False
+
+
+def worker_spec(needs: Needs) -> dict[str, dict[str, Any]]:
+    """Name, resources and threads of every worker.
+
+    >>> sorted(worker_spec(Needs(replicas=2, slots=64, trainer=True)))
+    ['data', 'relay', 'rollout-0', 'rollout-1', 'trainer']
+    """
+    roles: dict[str, tuple[int, dict[str, float]]] = {"data": (8, {"data": 1, "task": 1})}
+    if needs.replicas:
+        roles["relay"] = (1, {"relay": 1})
+    if needs.trainer:
+        roles["trainer"] = (2, {"trainer": 1})
+    for i in range(needs.replicas):
+        roles[f"rollout-{i}"] = (needs.slots, {"rollout": needs.slots})
+    return {
+        name: {
+            "cls": Nanny,
+            "options": {
+                "host": "127.0.0.1",
+                "dashboard_address": None,
+                "dashboard": False,
+                "nthreads": threads,
+                "resources": resources,
+                "memory_limit": 0,
+                "silence_logs": logging.CRITICAL,
+                "env": ENVIRONMENT,
+                "death_timeout": START_DEADLINE,
+            },
+        }
+        for name, (threads, resources) in roles.items()
+    }
+
+
+class RunningCluster:
+    """A started cluster and the client that talks to it."""
+
+    def __init__(self, cluster: SpecCluster, client: Client, run_id: str) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.run_id = run_id
+
+    @property
+    def dashboard_link(self) -> str:
+        """Where the Dask dashboard listens (loopback)."""
+        return str(self.cluster.dashboard_link)
+
+    def request_stop(self) -> None:
+        """Ask the run to stop: no new trajectories, drain, checkpoint. Returns at once."""
+        self.client.log_event(f"laminar-control-{self.run_id}", {"action": "stop"})
+
+    def kill(self) -> None:
+        """End every process of the cluster now, without ceremony."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+
+    def processes(self) -> list[psutil.Process]:
+        """Worker processes and all that they started."""
+        found: dict[int, psutil.Process] = {}
+        for nanny in self.cluster.workers.values():
+            pid = nanny.pid
+            if pid is None:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker = psutil.Process(pid)
+                found.update({p.pid: p for p in [*worker.children(recursive=True), worker]})
+        return list(found.values())
+
+
+@contextlib.contextmanager
+def start(needs: Needs, run_id: str) -> Iterator[RunningCluster]:
+    """Start the roles; on leaving end every process and remove the run's shared memory, whatever happened.
+
+    Raises
+    ------
+    LaminarError
+        Not all workers came up within ``START_DEADLINE`` seconds.
+    """
+    spec = worker_spec(needs)
+    with dask.config.set(CONFIG), _quiet():
+        cluster = SpecCluster(
+            workers=spec,
+            scheduler={
+                "cls": Scheduler,
+                "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "dashboard": True},
+            },
+            silence_logs=logging.CRITICAL,
+            name=f"laminar-{run_id}-{os.getpid()}",
+        )
+        running: RunningCluster | None = None
+        ours: list[psutil.Process] = []
+        try:
+            client = Client(cluster, timeout=START_DEADLINE, set_as_default=False)
+            running = RunningCluster(cluster, client, run_id)
+            try:
+                client.wait_for_workers(len(spec), timeout=START_DEADLINE)
+            except TimeoutError as error:
+                raise LaminarError(
+                    f"expected {len(spec)} workers ({', '.join(spec)}) within {START_DEADLINE:.0f} s: {error}"
+                ) from error
+            yield running
+        finally:
+            if running is not None:
+                ours = running.processes()
+                with contextlib.suppress(TimeoutError, OSError):
+                    running.client.close(timeout=5)
+            with contextlib.suppress(TimeoutError, OSError):
+                cluster.close(timeout=20)
+            _end(ours)
+            remove_segments(segment_root(run_id))
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Make sure that what we started is gone: 5 s to go by itself, then SIGKILL."""
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Dask's own loggers say nothing on the user's terminal; what matters reaches the run's events."""
+    names = ("distributed", "tornado", "bokeh", "asyncio")
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

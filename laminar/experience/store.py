@@ -1,0 +1,176 @@
+"""A folder under any fsspec URL where a file is either wholly there or not there, and stays once written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+from laminar.errors import LaminarError, UserError
+
+__all__ = ["Store"]
+
+_PUT_IS_ATOMIC: Final = {"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "r2"}
+"""Object stores: a name shows up once all of it is there. Elsewhere a temporary name is moved into place."""
+
+_TEMPORARY: Final = ".tmp"
+
+
+class Store:
+    """Files under one URL. Paths are relative to it, with ``/``.
+
+    Parameters
+    ----------
+    url
+        A path or any fsspec URL, e.g. ``runs/one/experience`` or ``s3://bucket/one/experience``.
+
+    Raises
+    ------
+    UserError
+        The URL's protocol is unknown or its driver is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            self.fs, root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"cannot use the store {url}: {_reason(error)}") from error
+        self._root = str(root).rstrip("/")
+        self.local = isinstance(self.fs, LocalFileSystem)
+        protocol = self.fs.protocol
+        names = {protocol} if isinstance(protocol, str) else set(protocol)
+        self._atomic_put = bool(names & _PUT_IS_ATOMIC)
+
+    def create(self, folders: Iterable[str]) -> None:
+        """Make the folders, and write a file to see at once whether the store takes it.
+
+        Raises
+        ------
+        UserError
+            It does not: no permission, no bucket, no space.
+        """
+        with self._naming("write to", UserError, "give a store that can be written"):
+            if not self._atomic_put:  # object stores have no folders, and some drivers would make the bucket
+                for folder in folders:
+                    self.fs.makedirs(self.path(folder), exist_ok=True)
+            self._put("format.json", pa.py_buffer(b'{"format": 1}\n'))
+
+    def path(self, name: str) -> str:
+        """The path that the file system knows a file by."""
+        return f"{self._root}/{name}"
+
+    def write(self, name: str, data: pa.Buffer) -> None:
+        """Write a file. When this returns it outlives the process, and on a local disk the machine's power.
+
+        Raises
+        ------
+        LaminarError
+            The store cannot take it. The file is not there, or is there whole.
+        """
+        with self._naming(
+            "write to", LaminarError, "what was acknowledged is kept; resume when it can be written again"
+        ):
+            self._put(name, data)
+
+    def read(self, name: str) -> pa.Buffer:
+        """A file's bytes; mapped, not read, where it is local. FileNotFoundError if it is not there."""
+        with self._naming("read from", LaminarError, "try again when it can be reached", missing_is_known=True):
+            if self.local:
+                if Path(self.path(name)).stat().st_size == 0:
+                    return pa.py_buffer(b"")
+                return pa.memory_map(self.path(name)).read_buffer()
+            return pa.py_buffer(self.fs.cat_file(self.path(name)))
+
+    def exists(self, name: str) -> bool:
+        """Whether a file is there."""
+        with self._naming("read from", LaminarError, "try again when it can be reached"):
+            return bool(self.fs.exists(self.path(name)))
+
+    def names(self, folder: str) -> list[str]:
+        """The files in a folder, sorted, without half-written ones. Empty if there is no such folder."""
+        return [name for name in self._entries(folder) if not name.endswith(_TEMPORARY)]
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove files; those already gone are no error."""
+        with self._naming("delete from", LaminarError, "nothing is lost; resume when it can be written again"):
+            for name in names:
+                try:
+                    self.fs.rm_file(self.path(name))
+                except FileNotFoundError:
+                    continue
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a file another name in this store."""
+        with self._naming("rename in", LaminarError, "resume when it can be written again"):
+            self.fs.mv(self.path(name), self.path(new))
+
+    def sweep(self, folder: str) -> None:
+        """Remove what writers that died left half-written in a folder. For the owner only."""
+        self.delete(f"{folder}/{name}" for name in self._entries(folder) if name.endswith(_TEMPORARY))
+
+    def _entries(self, folder: str) -> list[str]:
+        with self._naming("list", LaminarError, "try again when it can be reached"):
+            if self.local:
+                try:
+                    return sorted(os.listdir(self.path(folder)))  # noqa: PTH208  (one call, no Path objects)
+                except FileNotFoundError:
+                    return []
+            self.fs.invalidate_cache()
+            try:
+                found = self.fs.ls(self.path(folder), detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted(path.rsplit("/", 1)[-1] for path in found if not path.endswith("/"))
+
+    def _put(self, name: str, data: pa.Buffer) -> None:
+        path = self.path(name)
+        if self.local:
+            _write_durably(Path(path), data)
+        elif self._atomic_put:
+            self.fs.pipe_file(path, data.to_pybytes())
+        else:
+            self.fs.pipe_file(path + _TEMPORARY, data.to_pybytes())
+            self.fs.mv(path + _TEMPORARY, path)
+
+    @contextmanager
+    def _naming(
+        self, doing: str, kind: type[LaminarError], advice: str, *, missing_is_known: bool = False
+    ) -> Iterator[None]:
+        """Turn whatever a driver raises into one line that names the store and the reason."""
+        try:
+            yield
+        except Exception as error:
+            if missing_is_known and isinstance(error, FileNotFoundError):
+                raise
+            raise kind(f"cannot {doing} {self.url}: {_reason(error)}; {advice}") from error
+
+
+def _write_durably(path: Path, data: pa.Buffer) -> None:
+    temporary = path.with_name(path.name + _TEMPORARY)
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _reason(error: Any) -> str:
+    """The first line of what an exception says, without the path where it is an OSError."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__

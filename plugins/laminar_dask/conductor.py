@@ -1,0 +1,264 @@
+"""Drives one ``post_train`` stage: an async Dask task on the data worker that wires the eight steps together.
+
+It hands whole groups to empty replicas (``feeder``), calls the trainer step by step, evaluates, and reports. It
+holds no state that the files do not have: if the data worker dies, Dask runs it again and it goes on from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from distributed import Client, Worker, fire_and_forget, get_worker
+
+from laminar.errors import LaminarError, RunFailed
+from laminar.flow.context import RunContext
+from laminar.post_train import PostTrainSpec
+from laminar.settings import Policy
+from laminar.trajectory import Version
+from laminar_dask.environment import EnvironmentPlugin
+from laminar_dask.evaluation import EvaluationJob, held_out_requests
+from laminar_dask.feeder import Feeder
+from laminar_dask.relay import RelayPlugin
+from laminar_dask.replica import ReplicaPlugin, ReplicaSettings
+from laminar_dask.reporter import Reporter
+from laminar_dask.roles import RolesPlugin
+from laminar_dask.supervisor import ActorHandle, ActorRestarted, ActorSupervisor
+from laminar_dask.table import TablePlugin
+from laminar_dask.trainer import Trainer, TrainerSettings
+
+__all__ = ["Conductor", "conduct"]
+
+LEASE_POLL = 2.0
+"""Seconds of one wait for a full batch; after it the conductor looks around and waits again."""
+STEP_DEADLINE = 3600.0
+START_DEADLINE = 300.0
+STALL_DEADLINE = 600.0
+"""Seconds without one finished trajectory or step after which the run fails and says what it waited for."""
+SAY_AFTER = 10.0
+"""Seconds of waiting after which the reason is shown."""
+
+
+async def conduct(spec: PostTrainSpec, context: RunContext) -> Policy:
+    """Run the stage to its end, a stop request, or an error; the cluster is left ready for ``evaluate``."""
+    worker = get_worker()
+    async with Client(
+        worker.scheduler.address,
+        asynchronous=True,
+        direct_to_workers=True,
+        name=f"laminar-{context.run_id}",
+        set_as_default=False,
+        security=worker.security,
+    ) as client:
+        return await Conductor(spec, context, worker, client).run()
+
+
+class Conductor:
+    """The loop of one stage."""
+
+    def __init__(self, spec: PostTrainSpec, context: RunContext, worker: Worker, client: Client) -> None:
+        self.spec = spec
+        self.context = context
+        self.worker = worker
+        self.client = client
+        self.step = 0
+        self.version: Version = 0
+        self.stopping = False
+        self.model = str(getattr(spec.model, "checkpoint", spec.model))
+        self.reporter = Reporter(worker, context, spec)
+
+    async def run(self) -> Policy:
+        """Set up, go, wind down; whatever happened, what was measured is on disk."""
+        await self._set_up()
+        training = asyncio.create_task(self._train_to_the_end())
+        beside = [asyncio.create_task(self.feeder.run()), asyncio.create_task(self.reporter.run())]
+        try:
+            await asyncio.wait([training, *beside], return_when=asyncio.FIRST_COMPLETED)
+            for task in (*beside, training):
+                if task.done():
+                    return task.result()
+            raise AssertionError("one of them is done")
+        except Exception as error:
+            self.reporter.message(str(error), level="error")
+            raise
+        finally:
+            for task in (training, *beside):
+                task.cancel()
+            await asyncio.gather(training, *beside, return_exceptions=True)
+            await self.feeder.cancel()
+            await self.reporter.close()
+            await self.client.cancel([self.trainer.future], force=True)
+
+    # -- setting up ---------------------------------------------------------------------------------------
+
+    async def _set_up(self) -> None:
+        context = self.context
+        for plugin in (RolesPlugin(), ActorSupervisor()):
+            await self.client.register_plugin(plugin)
+        first: Any = await self.worker.scheduler.laminar_enter_stage(stage=f"post_train-{context.run_id}")
+        if first:
+            await self._register_worker_plugins()
+        control = f"laminar-control-{context.run_id}"
+        self.client.subscribe_topic(control, self._control)
+        for event in await self.client.get_events(control):  # asked before we listened
+            self._control(event)
+        self.table_plugin: TablePlugin = self.worker.plugins[TablePlugin.name]
+        self.table = self.table_plugin.table
+        self.trainer = await self._start_trainer()
+        self.feeder = Feeder(self)
+        await self.feeder.recover()
+        self.reporter.feeder = self.feeder
+        self._evaluate_now()
+
+    async def _register_worker_plugins(self) -> None:
+        spec, context = self.spec, self.context
+        rollouts = spec.rollouts
+        replica = ReplicaSettings(
+            run=context.run_id,
+            model=self.model,
+            engine=rollouts.engine,
+            kv_tokens=rollouts.kv_tokens,
+            slots=rollouts.slots,
+            threads=rollouts.threads,
+            seed=spec.seed,
+            trajectory_deadline=spec.trajectory_deadline,
+        )
+        plugins: list[Any] = [TablePlugin(context.url), RelayPlugin(context.run_id), ReplicaPlugin(replica)]
+        plugins += [
+            EnvironmentPlugin(environment.fingerprint(), environment, deadline=rollouts.score_deadline)
+            for environment in (spec.environment, spec.evaluate_on)
+            if environment is not None
+        ]
+        for plugin in plugins:
+            await self.client.register_plugin(plugin)
+
+    async def _start_trainer(self) -> ActorHandle:
+        spec, context = self.spec, self.context
+        settings = TrainerSettings(
+            run=context.run_id,
+            run_url=context.url,
+            model=self.model,
+            algorithm=spec.algorithm,
+            optimizer=spec.optimizer,
+            temperature=spec.rollouts.temperature,
+            seed=spec.seed,
+            dtype=spec.dtype,
+            max_tokens_per_microbatch=spec.max_tokens_per_microbatch,
+            checkpoint_every=spec.checkpoint_every,
+            staleness_ceiling=spec.staleness_ceiling,
+            threads=spec.trainer_threads,
+        )
+        future = self.client.submit(
+            Trainer,
+            settings,
+            actor=True,
+            resources={"trainer": 1},
+            key=f"trainer-{context.run_id}",
+            pure=False,
+        )
+        fire_and_forget(future)  # it outlives this client, should the data worker die
+        trainer = ActorHandle(future, self.worker, name="trainer")
+        await trainer.synchronise()
+        await self._start_training(trainer)
+        return trainer
+
+    async def _start_training(self, trainer: ActorHandle) -> None:
+        """(Re)load the trainer; a restarted one begins at its newest checkpoint with a new version."""
+        while True:
+            try:
+                state = await trainer.call("start", within=START_DEADLINE)
+            except ActorRestarted as lost:
+                self.reporter.message(str(lost), level="warning")
+                continue
+            self.step, self.version = state["step"], state["version"]
+            return
+
+    def _control(self, event: tuple[float, dict[str, Any]]) -> None:
+        if event[1].get("action") == "stop" and not self.stopping:
+            self.stopping = True
+            self.reporter.message("stopping: no new trajectories; what runs is finished and kept")
+
+    # -- the trainer's loop -------------------------------------------------------------------------------
+
+    async def _train(self) -> None:
+        waiting_since = time.monotonic()
+        said = 0.0
+        while self.step < self.spec.steps:
+            if self.stopping and not self.feeder.busy:
+                return
+            try:
+                report = await self.trainer.call("train", self.spec.groups, poll=LEASE_POLL, within=STEP_DEADLINE)
+            except ActorRestarted as lost:
+                self.reporter.message(str(lost), level="warning")
+                await self._start_training(self.trainer)
+                continue
+            self.feeder.settle()
+            if report["status"] == "waiting":
+                waited = time.monotonic() - max(waiting_since, self.feeder.last_finished)
+                if waited > STALL_DEADLINE:
+                    raise RunFailed(f"nothing finished for {waited:.0f} s while the trainer was {report['why']}")
+                if waited > SAY_AFTER and time.monotonic() - said > SAY_AFTER:
+                    said = time.monotonic()
+                    self.reporter.message(f"the trainer has waited {waited:.0f} s: {report['why']}")
+                continue
+            waiting_since = time.monotonic()
+            self.step, self.version = report["step"], report["version"]
+            self.reporter.step(report)
+            every = self.spec.evaluate_every
+            if every and self.step % every == 0 and self.step < self.spec.steps:
+                self._evaluate_now()
+
+    def _evaluate_now(self) -> EvaluationJob | None:
+        """Queue the held-out prompts; replicas take them like any other work, training goes on."""
+        if self.spec.evaluate_on is None:
+            return None
+        requests = held_out_requests(
+            self.spec.evaluate_on,
+            tokenizer=self.feeder.tokenizer,
+            context=self.context,
+            sampling=self.feeder.sampling,
+            at_least=self.version,
+            label=f"step{self.step:06d}-v{self.version}",
+        )
+        job = EvaluationJob(step=self.step, version=self.version, requests=requests, report=self.reporter.evaluation)
+        self.feeder.evaluate(job)
+        return job
+
+    # -- winding down -------------------------------------------------------------------------------------
+
+    async def _train_to_the_end(self) -> Policy:
+        await self._train()
+        status = "stopped" if self.step < self.spec.steps else "finished"
+        self.feeder.admitting = False
+        await self.feeder.cancel()
+        checkpoint = await self._save()
+        job = self._evaluate_now() if status == "finished" else None
+        if job is not None:
+            await self._until_evaluated(job)
+        return Policy(
+            checkpoint=checkpoint,
+            version=self.version,
+            run_id=self.context.run_id,
+            step=self.step,
+            sampling=self.feeder.sampling,
+            evaluations=self.reporter.evaluations if job is not None else {},
+            summary=await self.reporter.summary(status),
+        )
+
+    async def _save(self) -> str:
+        while True:
+            try:
+                return str(await self.trainer.call("save", final=True, within=START_DEADLINE))
+            except ActorRestarted as lost:
+                self.reporter.message(str(lost), level="warning")
+                await self._start_training(self.trainer)
+
+    async def _until_evaluated(self, job: EvaluationJob) -> None:
+        try:
+            await asyncio.wait_for(job.done.wait(), STALL_DEADLINE)
+        except TimeoutError as error:
+            raise LaminarError(
+                f"the last evaluation has {len(job.results)} of {len(job.requests)} answers after "
+                f"{STALL_DEADLINE:.0f} s"
+            ) from error

@@ -1,0 +1,151 @@
+"""What the run says of itself while it goes on: events for whoever watches, metrics on disk, the summary."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from distributed import Worker
+
+from laminar.flow.context import RunContext
+from laminar.post_train import PostTrainSpec
+from laminar.settings import Evaluation
+from laminar.watch.events import Level, topic
+from laminar.watch.metrics import MetricsWriter, read_metrics
+from laminar.watch.summary import summarise
+from laminar_dask.roles import peers
+
+if TYPE_CHECKING:
+    from laminar_dask.feeder import Feeder
+
+__all__ = ["Reporter"]
+
+LOOK_SECONDS = 1.0
+FLUSH_SECONDS = 2.0
+"""Age of the oldest row of metrics at which it is written: what a death of the data worker may cost."""
+STATUS_DEADLINE = 2.0
+
+
+class Reporter:
+    """Collects and publishes; nothing in the run depends on it."""
+
+    def __init__(self, worker: Worker, context: RunContext, spec: PostTrainSpec) -> None:
+        self.worker = worker
+        self.context = context
+        self.spec = spec
+        self.topic = topic(context.run_id)
+        self.metrics = MetricsWriter(context.url, every_seconds=math.inf)
+        self.feeder: Feeder | None = None
+        self.replicas: dict[str, dict[str, Any]] = {}
+        self.retired_tokens = 0
+        self.last_step = (time.monotonic(), 0)
+        self.evaluations: dict[str, Evaluation] = {}
+
+    # -- events -------------------------------------------------------------------------------------------
+
+    def message(self, text: str, *, level: Level = "info") -> None:
+        """A line for the user, kept in the metrics too."""
+        self.worker.log_event(self.topic, {"type": "message", "text": text, "level": level})
+        self.metrics.write("events", {"level": level, "text": text})
+
+    def step(self, report: dict[str, Any]) -> None:
+        """One optimizer step is done."""
+        assert self.feeder is not None
+        now, tokens = time.monotonic(), self._tokens()
+        since, before = self.last_step
+        self.last_step = (now, tokens)
+        busy = report["wait_seconds"] + report["seconds"]
+        row = {
+            **report,
+            "tokens_per_second": max(0, tokens - before) / max(1e-9, now - since),
+            "trainer_wait_fraction": report["wait_seconds"] / max(1e-9, busy),
+            "versions_per_trajectory_max": self.feeder.versions_max,
+        }
+        self.metrics.write("steps", row)
+        counts = self.feeder.table.counts()
+        running = sum(replica.get("running", 0) for replica in self.replicas.values())
+        event = {
+            "type": "step",
+            "steps": self.spec.steps,
+            "ready": counts["ready"],
+            "running": running,
+            **row,
+        }
+        self.worker.log_event(self.topic, event)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """A held-out evaluation is done."""
+        row = asdict(evaluation)
+        self.evaluations[self.spec.evaluate_on.fingerprint()] = evaluation
+        self.metrics.write("evaluations", row)
+        self.worker.log_event(self.topic, {"type": "evaluation", **row})
+
+    # -- a look around, once a second ---------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look at the replicas and the table every second, and keep what was seen."""
+        while True:
+            await self._look()
+            await asyncio.to_thread(self.metrics.flush, FLUSH_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        addresses = await peers(self.worker, "rollout")
+        looks = await asyncio.gather(*(self._status(address) for address in addresses))
+        seen = {address: look for address, look in zip(addresses, looks, strict=True) if look is not None}
+        for address in set(self.replicas) - set(addresses):
+            self.retired_tokens += self.replicas.pop(address).get("tokens", 0)
+        self.replicas.update(seen)
+        for look in seen.values():
+            self.metrics.write("replicas", look)
+            self.worker.log_event(self.topic, {"type": "replica", **look})
+        if self.feeder is not None:
+            counts = self.feeder.table.counts()
+            dropped = sum(self.feeder.dropped.values())
+            self.worker.log_event(self.topic, {"type": "table", **counts, "dropped": dropped})
+
+    async def _status(self, address: str) -> dict[str, Any] | None:
+        try:
+            status: Any = await asyncio.wait_for(self.worker.rpc(address).laminar_replica_status(), STATUS_DEADLINE)
+        except OSError:  # gone or busy: the scheduler notices a death, the next look shows the rest
+            return None
+        return dict(status)
+
+    def _tokens(self) -> int:
+        return self.retired_tokens + sum(replica.get("tokens", 0) for replica in self.replicas.values())
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    async def summary(self, status: str) -> dict[str, Any]:
+        """The figures of the run, from its metrics and its table."""
+        assert self.feeder is not None
+        await self._look()
+        await asyncio.to_thread(self.metrics.flush)
+        return await asyncio.to_thread(self._summary, status)
+
+    def _summary(self, status: str) -> dict[str, Any]:
+        assert self.feeder is not None
+        url = self.context.url
+        tables = {kind: read_metrics(url, kind) for kind in ("steps", "evaluations", "replicas")}
+        numbers: dict[str, Any] = dict(
+            summarise(
+                tables["steps"],
+                tables["evaluations"],
+                tables["replicas"],
+                dropped=sum(self.feeder.dropped.values()),
+                versions_per_trajectory_max=self.feeder.versions_max,
+            )
+        )
+        return {
+            "status": status,
+            **numbers,
+            "dropped_by_reason": dict(self.feeder.dropped),
+            "table": self.feeder.table.counts(),
+        }
+
+    async def close(self) -> None:
+        """Write what is left."""
+        await asyncio.to_thread(self.metrics.close)

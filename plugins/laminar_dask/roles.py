@@ -1,0 +1,58 @@
+"""Who is who in the cluster: workers found by role, never by a fixed address."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from distributed import Scheduler, SchedulerPlugin, Worker
+
+from laminar.errors import LaminarError
+from laminar_dask._compat import workers_of
+
+__all__ = ["RolesPlugin", "peer", "peers"]
+
+
+class RolesPlugin(SchedulerPlugin):
+    """Scheduler half: answers which workers have a role, and which stage the plugins were set up for."""
+
+    name = "laminar-roles"
+    idempotent = True
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Register the handlers."""
+        self.scheduler = scheduler
+        self.stages: set[str] = set()
+        scheduler.handlers["laminar_workers"] = self.workers
+        scheduler.handlers["laminar_enter_stage"] = self.enter_stage
+
+    def workers(self, role: str) -> list[str]:
+        """Addresses of the running workers with a role."""
+        return workers_of(self.scheduler, role)
+
+    def enter_stage(self, stage: str) -> bool:
+        """Whether a stage is entered for the first time; False tells a conductor that it is a restarted one."""
+        first = stage not in self.stages
+        self.stages.add(stage)
+        return first
+
+
+async def peers(worker: Worker, role: str) -> list[str]:
+    """Addresses of all workers with a role, asked of the scheduler."""
+    found: Any = await worker.scheduler.laminar_workers(role=role)
+    return list(found)
+
+
+async def peer(worker: Worker, role: str, *, deadline: float = 30.0) -> str:
+    """Address of the worker with a role; waits up to ``deadline`` seconds for one to (re)appear."""
+    end = time.monotonic() + deadline
+    while True:
+        found = await peers(worker, role)
+        if found:
+            return found[0]
+        if time.monotonic() > end:
+            raise LaminarError(
+                f"no worker with the role `{role}` for {deadline:.0f} s; expected one: is its process alive?"
+            )
+        await asyncio.sleep(0.05)

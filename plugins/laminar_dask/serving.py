@@ -1,0 +1,205 @@
+"""An engine that serves one weight version at a time: the asyncio half of ``laminar.rollout.gate``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from laminar.errors import LaminarError, RunFailed
+from laminar.rollout.engine import Engine, Generated, Generation
+from laminar.rollout.gate import Want, decide
+from laminar.trajectory import Version
+from laminar.weights.layout import Layout
+from laminar.weights.reader import WeightReader
+from laminar.weights.segment import segment_root
+from laminar.weights.tensors import digest_of
+
+__all__ = ["Serving", "VersionGone"]
+
+POLL_SECONDS = 0.02
+"""How often a waiting replica looks at the relay's head word: reading it costs microseconds."""
+WEIGHTS_DEADLINE = 300.0
+
+
+class VersionGone(Exception):
+    """The one version that may finish a trajectory is held by no relay slot any more."""
+
+
+@dataclass
+class Ticket:
+    """One trajectory at the gate."""
+
+    want: Want
+    admitted: asyncio.Future[Version]
+
+
+class Serving:
+    """Admits trajectories to an engine and swaps its weights when nothing runs."""
+
+    def __init__(self, engine: Engine, *, run: str) -> None:
+        self.engine = engine
+        self.reader = WeightReader(segment_root(run))
+        self.queue: list[Ticket] = []
+        self.inside = 0
+        self.state = "idle"
+        self.changed = asyncio.Event()
+        self.pump: asyncio.Task[None] | None = None
+        self._busy = 0.0
+        self._busy_since: float | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Trajectories at the gate."""
+        return len(self.queue)
+
+    def alive(self) -> bool:
+        """Whether the engine still generates."""
+        return self.engine.alive()
+
+    def busy_seconds(self) -> float:
+        """Seconds in which at least one trajectory was being generated."""
+        now = time.monotonic() - self._busy_since if self._busy_since is not None else 0.0
+        return self._busy + now
+
+    def newest(self) -> Version | None:
+        """Newest version of the host's relay; None before there is one."""
+        return self.reader.newest()
+
+    # -- the gate -----------------------------------------------------------------------------------------
+
+    async def enter(self, want: Want, cancelled: asyncio.Event) -> Version:
+        """Wait for the turn; returns the version that will generate. Every ``enter`` needs one ``leave``.
+
+        Raises
+        ------
+        VersionGone
+            ``want.exactly`` can no longer be loaded.
+        """
+        ticket = Ticket(want, asyncio.get_running_loop().create_future())
+        self.queue.append(ticket)
+        self.changed.set()
+        if self.pump is None or self.pump.done():
+            self.pump = asyncio.create_task(self._pump())
+        gone = asyncio.ensure_future(cancelled.wait())
+        try:
+            await asyncio.wait({ticket.admitted, gone}, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
+            if ticket.admitted.done():
+                return ticket.admitted.result()
+            if cancelled.is_set():
+                raise LaminarError("cancelled while it waited for its turn")
+            raise RunFailed(
+                f"no weights for {want} after {WEIGHTS_DEADLINE:.0f} s: the relay holds {self.reader.held()}, "
+                f"the engine serves {self.engine.version}, {self.inside} trajectories run"
+            )
+        finally:
+            gone.cancel()
+            if not ticket.admitted.done():
+                ticket.admitted.cancel()
+                self.queue.remove(ticket)
+
+    def leave(self) -> None:
+        """One trajectory is out of the engine."""
+        self.inside -= 1
+        if self.inside == 0 and self._busy_since is not None:
+            self._busy += time.monotonic() - self._busy_since
+            self._busy_since, self.state = None, "idle"
+        self.changed.set()
+
+    async def _pump(self) -> None:
+        while self.queue:
+            self.changed.clear()
+            decision = decide(
+                [ticket.want for ticket in self.queue],
+                loaded=self.engine.version,
+                running=self.inside,
+                newest=self.newest(),
+                held=self.reader.held(),
+            )
+            if decision.gone:
+                self.queue.pop(0).admitted.set_exception(VersionGone())
+            elif decision.load is not None:
+                await self._load(decision.load)
+            elif decision.admit:
+                for _ in range(decision.admit):
+                    self._admit(self.queue.pop(0))
+            else:
+                try:
+                    await asyncio.wait_for(self.changed.wait(), POLL_SECONDS)
+                except TimeoutError:
+                    continue
+
+    def _admit(self, ticket: Ticket) -> None:
+        assert self.engine.version is not None
+        self.inside += 1
+        if self._busy_since is None:
+            self._busy_since, self.state = time.monotonic(), "generating"
+        ticket.admitted.set_result(self.engine.version)
+
+    # -- weights ------------------------------------------------------------------------------------------
+
+    async def _load(self, version: Version) -> None:
+        self.state = "loading"
+        try:
+            await asyncio.to_thread(self._load_blocking, version)
+        except LookupError:
+            pass  # overwritten since we looked: the next decision sees what is held now
+        except Exception as error:  # noqa: BLE001 - a replica that cannot load fails its trajectories, with the reason
+            for ticket in self.queue:
+                ticket.admitted.set_exception(RunFailed(f"weights {version} could not be loaded: {error}"))
+            self.queue.clear()
+        self.state = "idle"
+
+    def _load_blocking(self, version: Version) -> None:
+        with self.reader.pull(version) as pulled:
+            self.engine.load(version, pulled.tensors)
+            served = self.engine.weights()
+            digest = digest_of(served, Layout.of(served))
+            if digest != pulled.digest:
+                raise RunFailed(
+                    f"the engine serves weights with checksum {digest}, version {version} was published with "
+                    f"{pulled.digest}; it does not go on with wrong weights"
+                )
+
+    # -- generating ---------------------------------------------------------------------------------------
+
+    async def generate(self, generation: Generation, *, cancelled: asyncio.Event, deadline: float) -> Generated:
+        """Run one request to its end; past the deadline it is aborted and comes back as an error.
+
+        Raises
+        ------
+        LaminarError
+            Nobody wants the result any more.
+        """
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Generated] = loop.create_future()
+
+        def finish(generated: Generated) -> None:
+            loop.call_soon_threadsafe(lambda: result.done() or result.set_result(generated))
+
+        self.engine.submit(generation, finish)
+        gone = asyncio.ensure_future(cancelled.wait())
+        try:
+            await asyncio.wait({result, gone}, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+            if result.done():
+                return result.result()
+            self.engine.abort(generation.id)
+            partial = await asyncio.wait_for(result, 30)
+            if cancelled.is_set():
+                raise LaminarError(f"trajectory {generation.id} was cancelled")
+            return Generated(
+                id=partial.id,
+                ids=partial.ids,
+                logprobs=partial.logprobs,
+                finish_reason="error",
+                message=f"not finished after {deadline:.0f} s",
+            )
+        finally:
+            gone.cancel()
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        if self.pump is not None:
+            self.pump.cancel()
+        self.reader.close()
+        await asyncio.to_thread(self.engine.close)

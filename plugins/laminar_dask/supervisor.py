@@ -1,0 +1,120 @@
+"""Brings a lost actor back under the same key; its ``start`` reloads the last checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from distributed import Future, Scheduler, SchedulerPlugin, Worker
+from distributed.comm import CommClosedError
+
+from laminar.errors import RunFailed
+from laminar_dask._compat import in_background
+
+__all__ = ["ActorHandle", "ActorRestarted", "ActorSupervisor"]
+
+
+WATCH_SECONDS = 0.2
+MAX_RESTARTS = 10
+
+
+class ActorSupervisor(SchedulerPlugin):
+    """Scheduler half: re-runs the constructor of an actor whose worker died (Dask itself gives it up)."""
+
+    name = "laminar-supervisor"
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.restarts: dict[Any, int] = {}
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Keep the scheduler."""
+        self.scheduler = scheduler
+        scheduler.handlers["laminar_actor_restarts"] = self.count
+
+    def count(self, key: Any) -> int:
+        """How often an actor was brought back; above ``MAX_RESTARTS`` it was given up."""
+        return self.restarts.get(key, 0)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any) -> None:
+        """An actor that erred while it lived (not in its constructor) has lost its worker: retry it."""
+        task = self.scheduler.tasks.get(key)
+        if finish != "erred" or task is None or not task.actor or start == "processing":
+            return
+        self.restarts[key] = self.restarts.get(key, 0) + 1
+        if self.restarts[key] > MAX_RESTARTS:
+            return
+
+        async def retry() -> None:
+            task = self.scheduler.tasks.get(key)
+            if task is not None and task.state == "erred":
+                self.scheduler.log_event("laminar", {"action": "actor-restart", "key": str(key)})
+                self.scheduler.stimulus_retry(keys=[key])
+
+        in_background(self.scheduler, retry)
+
+
+class ActorRestarted(Exception):
+    """The actor's process died during a call; the actor lives again, without what it held in memory."""
+
+
+class ActorHandle:
+    """Calls an actor that may die in the middle of a call, and notices when it did.
+
+    A call to a dying actor can hang for ever, so the supervisor's count of restarts is watched beside it.
+    """
+
+    def __init__(self, future: Future, worker: Worker, *, name: str) -> None:
+        self.future = future
+        self.worker = worker
+        self.name = name
+        self.restarts = 0
+
+    async def synchronise(self) -> None:
+        """Count restarts from now on: what an earlier handle has seen is no news."""
+        self.restarts = await self.worker.scheduler.laminar_actor_restarts(key=self.future.key)
+
+    async def call(self, method: str, *args: Any, within: float, **kwargs: Any) -> Any:
+        """Call ``method`` with at most ``within`` seconds.
+
+        Raises
+        ------
+        ActorRestarted
+            The actor was lost since the last call or during this one, and is being brought back: the caller
+            decides what to repeat.
+        RunFailed
+            No answer in time.
+        """
+        call = asyncio.ensure_future(self._call(method, args, kwargs))
+        end = time.monotonic() + within
+        try:
+            while not call.done() and time.monotonic() < end:
+                await asyncio.wait({call}, timeout=WATCH_SECONDS)
+                await self._raise_if_restarted()
+            if not call.done():
+                raise RunFailed(f"the {self.name} did not answer `{method}` within {within:.0f} s")
+            return call.result()
+        except (OSError, RuntimeError) as error:
+            if not _is_loss(error):
+                raise
+            await asyncio.sleep(WATCH_SECONDS)
+            raise ActorRestarted(f"the {self.name} was lost: {error}") from error
+        finally:
+            call.cancel()
+
+    async def _call(self, method: str, args: Any, kwargs: Any) -> Any:
+        actor = await self.future.result()
+        return await getattr(actor, method)(*args, **kwargs)
+
+    async def _raise_if_restarted(self) -> None:
+        restarts: Any = await self.worker.scheduler.laminar_actor_restarts(key=self.future.key)
+        if restarts != self.restarts:
+            self.restarts = restarts
+            if restarts > MAX_RESTARTS:
+                raise RunFailed(f"the {self.name} died {restarts} times; it is not started again")
+            raise ActorRestarted(f"the {self.name} was lost and is brought back (restart {restarts})")
+
+
+def _is_loss(error: BaseException) -> bool:
+    return isinstance(error, CommClosedError) or "Actor" in str(error)

@@ -1,0 +1,128 @@
+"""The partial-response pool: no token lost, none twice, none of a superseded attempt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laminar.errors import LaminarError, UserError
+from laminar.experience import partial_pool
+from laminar.experience.partial_pool import Partial, PartialPool
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "partials.arrow"
+
+
+def test_a_restarted_pool_has_what_was_streamed(path: Path) -> None:
+    pool = PartialPool(path)
+    pool.extend([("g0-0", 1, 7, 0, [5, 6], [-0.5, -0.25]), ("g0-1", 1, 7, 0, [9], [-1.0])])
+    pool.extend([("g0-0", 1, 7, 2, [7], [-0.125])])
+    pool.drop(["g0-1"])
+    again = PartialPool(path)  # the first was never closed: its process died
+    assert again.resume("g0-0", 2) == Partial(7, (5, 6, 7), (-0.5, -0.25, -0.125))
+    assert again.resume("g0-1", 2) is None
+
+
+def test_a_superseded_attempt_is_refused_and_counted(path: Path) -> None:
+    pool = PartialPool(path)
+    pool.extend([("k", 1, 0, 0, [1], [0.0])])
+    assert pool.resume("k", 2) == Partial(0, (1,), (0.0,))
+    assert pool.extend([("k", 1, 0, 1, [9], [0.0])]) == 0
+    assert pool.resume("k", 1) is None
+    assert pool.refused == 2
+    again = PartialPool(path)
+    assert again.extend([("k", 1, 0, 1, [9], [0.0])]) == 0
+
+
+def test_a_fence_holds_before_the_first_token(path: Path) -> None:
+    pool = PartialPool(path)
+    assert pool.resume("k", 3) is None
+    assert pool.extend([("k", 2, 0, 0, [1], [0.0])]) == 0
+    assert pool.extend([("k", 3, 5, 0, [1], [0.0])]) == 1
+
+
+def test_tokens_that_come_after_the_trajectory_was_stored_are_refused(path: Path) -> None:
+    pool = PartialPool(path)
+    pool.extend([("k", 1, 0, 0, [1], [0.0])])
+    pool.drop(["k", "unknown"])
+    assert pool.extend([("k", 1, 0, 1, [2], [0.0])]) == 0
+    assert len(pool) == 0
+    again = PartialPool(path)
+    assert again.extend([("k", 1, 0, 1, [2], [0.0])]) == 0
+    assert again.extend([("k", 2, 0, 0, [2], [0.0])]) == 1
+
+
+def test_a_response_never_has_two_versions_or_a_hole(path: Path) -> None:
+    pool = PartialPool(path)
+    pool.extend([("k", 1, 4, 0, [1, 2], [0.0, 0.0])])
+    assert pool.extend([("k", 2, 5, 2, [3], [0.0])]) == 0
+    assert pool.extend([("k", 1, 4, 3, [3], [0.0])]) == 0
+    assert pool.extend([("k", 2, 5, 0, [8], [0.0])]) == 1
+    assert pool.resume("k", 2) == Partial(5, (8,), (0.0,))
+
+
+def test_a_torn_journal_gives_what_was_whole_and_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pool = PartialPool(path)
+    pool.extend([("k", 1, 0, 0, [1, 2], [0.0, 0.0])])
+    pool.extend([("k", 1, 0, 2, [3], [0.0])])
+    path.write_bytes(path.read_bytes()[:-100])
+    assert PartialPool(path).resume("k", 2) == Partial(0, (1, 2), (0.0, 0.0))
+    assert "torn at its end" in caplog.text
+
+
+def test_the_journal_does_not_grow_with_trajectories_that_are_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_pool, "_REWRITE_BYTES", 20_000)
+    pool = PartialPool(path)
+    pool.extend([("kept", 1, 0, 0, [1], [0.0])])
+    for number in range(200):
+        pool.extend([(f"k{number}", 1, 0, 0, list(range(100)), [0.0] * 100)])
+        pool.drop([f"k{number}"])
+    assert path.stat().st_size < 60_000
+    assert PartialPool(path).resume("kept", 2) == Partial(0, (1,), (0.0,))
+
+
+def test_ids_without_logprobs_are_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match="k: 1 logprobs for 2 ids"):
+        PartialPool(path).extend([("k", 1, 0, 0, [1, 2], [0.0])])
+
+
+def test_a_place_that_cannot_be_written_is_one_line(path: Path) -> None:
+    path.write_text("a file where a folder should be")
+    with pytest.raises(UserError, match=r"cannot write partial responses to .*; give a writable run folder"):
+        PartialPool(path / "run" / "partials.arrow")
+
+
+def test_a_journal_that_cannot_take_more_is_one_line(path: Path) -> None:
+    pool = PartialPool(path)
+    pool.close()
+    pool._file = open("/dev/full", "wb")  # noqa: SIM115  (the disk is full from here on)
+    pool._writer = partial_pool.pa.ipc.new_stream(pool._file, partial_pool._JOURNAL)
+    with pytest.raises(LaminarError, match="No space left on device"):
+        pool.extend([("k", 1, 0, 0, [1], [0.0])])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=20), st.integers(0, 19))
+def test_whatever_is_sent_twice_or_out_of_order_is_a_prefix_of_the_response(
+    pieces: list[tuple[int, int]], dies_after: int
+) -> None:
+    import tempfile
+
+    response = list(range(100, 120))
+    with tempfile.TemporaryDirectory() as folder:
+        pool = PartialPool(Path(folder) / "p")
+        reach = 0
+        for number, (start, length) in enumerate(pieces):
+            ids = response[start : start + length]
+            pool.extend([("k", 1, 3, start, ids, [float(-i) for i in ids])])
+            reach = max(reach, start + len(ids)) if start <= reach else reach
+            if number == dies_after:
+                pool = PartialPool(Path(folder) / "p")
+        partial = pool.resume("k", 2)
+        assert (partial.ids if partial else ()) == tuple(response[:reach])
+        assert partial is None or partial.logprobs == tuple(float(-i) for i in response[:reach])

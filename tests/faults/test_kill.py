@@ -1,0 +1,39 @@
+"""Kill -9 of any one process: the run goes on, loses no finished trajectory and trains none twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live import LiveRun
+
+STEPS, BATCH = 8, 32
+OPTIONS = ["--steps", str(STEPS), "--batch-size", str(BATCH), "--eval-size", "16", "--evaluate-every", "0"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[LiveRun]:
+    live = LiveRun(tmp_path, *OPTIONS)
+    yield live
+    live.close()
+
+
+@pytest.mark.parametrize("role", ["rollout-0", "trainer", "relay", "data"])
+def test_a_run_survives_the_death_of(role: str, run: LiveRun) -> None:
+    run.wait_for_step(2)
+    finished = run.query("select count(*) as n from experience")[0]["n"]
+    run.kill(role)
+    result = run.result()
+    assert result["status"] == "finished", run.said
+    assert result["steps"] == STEPS
+    rows = run.query("select trajectory_id, trained_step, trained_version, weight_version, state from experience")
+    ids = [row["trajectory_id"] for row in rows]
+    assert len(ids) == len(set(ids)) and len(ids) >= finished
+    trained = [row for row in rows if row["state"] == "trained"]
+    assert len(trained) == STEPS * BATCH
+    for step in range(1, STEPS + 1):
+        assert sum(row["trained_step"] == step for row in trained) == BATCH
+    assert all(row["trained_version"] >= row["weight_version"] >= 0 for row in trained)
+    assert result["versions_per_trajectory_max"] == 1

@@ -1,0 +1,47 @@
+"""Folders of real shared memory, and child processes that end with their test."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Start = Callable[..., ForkProcess]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder for one segment, out of reach of other runs' sweeps."""
+    base = Path("/dev/shm") / f"test-weights-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    yield base / "laminar-run"
+    shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a function in a process of its own; whatever still runs at the end is killed."""
+    started: list[ForkProcess] = []
+
+    def run(function: Callable[..., Any], *arguments: Any) -> ForkProcess:
+        process = multiprocessing.get_context("fork").Process(target=_alone, args=(function, *arguments))
+        process.start()
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.join(10)
+
+
+def _alone(function: Callable[..., Any], *arguments: Any) -> None:
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+    function(*arguments)
