@@ -23,8 +23,8 @@ def encode(tokenizer: Any, prompt: Prompt) -> tuple[int, ...]:
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True
         )
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return tuple(tokenizer(prompt.text)["input_ids"])
+        return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return tuple(tokenizer(prompt.text, verbose=False)["input_ids"])
 
 
 def stop_ids(tokenizer: Any) -> frozenset[int]:

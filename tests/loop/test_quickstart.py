@@ -1,0 +1,121 @@
+"""The main job on a real cluster: the loop in its modes, its results, and how it stops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from laminar.environments.reasoning_gym import reasoning_gym
+from laminar.rollout.tokens import decode, encode, load_tokenizer
+from tests.live import LiveRun, laminar_flow
+
+SMALL = ["--batch-size", "32", "--eval-size", "32", "--evaluate-every", "0"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def on_policy(store: Path) -> Iterator[LiveRun]:
+    """Three synchronous steps with one replica, finished."""
+    run = LiveRun(store, "--steps", "3", "--replicas", "1", "--staleness-ceiling", "0", *SMALL, run_id="on-policy")
+    try:
+        run.wait_for_step(1)
+        asked = laminar_flow("query", run.url, "select count(*) as n from experience where reward = 1", "--json")
+        assert asked.returncode == 0, asked.stderr
+        run.during = json.loads(asked.stdout)
+        run.final = run.result()
+        yield run
+    finally:
+        run.close()
+
+
+def test_the_run_prints_one_json_object_with_its_figures(on_policy: LiveRun) -> None:
+    names = {
+        "run_id", "status", "seconds", "steps", "trajectories", "reward_first_quarter", "reward_last_quarter",
+        "eval_before", "eval_after", "tokens_per_second", "trainer_wait_fraction", "rollout_busy_fraction",
+        "staleness_mean", "staleness_max", "versions_per_trajectory_max",
+    }  # fmt: skip
+    assert names <= set(on_policy.final)
+    assert all(on_policy.final[name] is not None for name in names)
+    assert on_policy.final["status"] == "finished"
+    assert (on_policy.final["steps"], on_policy.final["trajectories"]) == (3, 96)
+
+
+def test_at_a_ceiling_of_zero_every_trained_token_is_of_the_version_being_updated(on_policy: LiveRun) -> None:
+    rows = on_policy.query(
+        "select trained_step, trained_version, weight_version from experience where state = 'trained'"
+    )
+    assert len(rows) == 96
+    assert all(row["trained_version"] == row["weight_version"] == row["trained_step"] - 1 for row in rows)
+    assert on_policy.final["staleness_max"] == 0
+    assert on_policy.final["versions_per_trajectory_max"] == 1
+
+
+def test_sql_answers_while_the_run_goes_on_and_after_it(on_policy: LiveRun) -> None:
+    after = on_policy.query("select count(*) as n from experience where reward = 1")[0]["n"]
+    assert "n" in json.dumps(on_policy.during)
+    assert after > 0
+
+
+def test_the_final_checkpoint_gives_the_greedy_accuracy_with_plain_generate(on_policy: LiveRun) -> None:
+    folder = Path(on_policy.url) / "checkpoints" / "final"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = load_tokenizer(str(folder))
+    test = reasoning_gym("chain_sum", size=32, seed=1_000_001, **quickstart_sums())
+    right = 0
+    for index in range(32):
+        prompt = test.prompt(index)
+        ids = torch.tensor([encode(tokenizer, prompt)])
+        with torch.no_grad():
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=128, do_sample=False)
+        score = test.score(prompt, decode(tokenizer, out[0, ids.shape[1] :].tolist()))
+        right += (score.reward or 0.0) > 0.999
+    assert right / 32 == on_policy.final["eval_greedy_after"]
+
+
+def test_the_report_and_the_metrics_are_in_the_runs_folder(on_policy: LiveRun) -> None:
+    folder = Path(on_policy.url)
+    assert "<svg" in (folder / "report.html").read_text()
+    assert list((folder / "metrics").glob("steps-*.parquet"))
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_second_run_keeps_the_tasks_results_and_says_so_and_ctrl_c_stops_it_in_order(
+    on_policy: LiveRun, store: Path
+) -> None:
+    run = LiveRun(store, "--steps", "500", *SMALL, run_id="stopped")
+    try:
+        run.wait_for_step(1)
+        ours = psutil.Process(run.process.pid).children(recursive=True)
+        run.interrupt()
+        result = run.result()
+        assert run.process.returncode == 0
+        assert result["status"] == "stopped", run.said
+        assert result["kept"] == ["held_out"]
+        assert "kept result of run on-policy" in run.said
+        assert 1 <= result["steps"] < 500
+        folder = Path(run.url)
+        assert (folder / "checkpoints" / "final" / "model.safetensors").exists()
+        counts = run.query("select state, count(*) as n from experience group by state")
+        assert {row["state"] for row in counts} <= {"ready", "trained"}, "nothing stays leased or half done"
+        assert not [process for process in ours if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        assert not Path("/dev/shm/laminar-stopped").exists()
+    finally:
+        run.close()
+
+
+def quickstart_sums() -> dict[str, int]:
+    """The problems of the quickstart, from the flow itself."""
+    from laminar.flow.load import load_flow
+    from tests.live import FLOW
+
+    return dict(load_flow(str(FLOW)).function.__globals__["SUMS"])
