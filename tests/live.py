@@ -44,13 +44,16 @@ def laminar_flow(*arguments: str, timeout: float = 240.0) -> subprocess.Complete
 
 
 class LiveRun:
-    """``laminar-flow run flows/quickstart.py --json …`` in the background."""
+    """``laminar-flow run flows/quickstart.py --json …`` in the background, or ``resume``."""
 
-    def __init__(self, store: Path, *options: str, flow: Path = FLOW, run_id: str = "live") -> None:
+    def __init__(
+        self, store: Path, *options: str, flow: Path = FLOW, run_id: str = "live", resume: bool = False
+    ) -> None:
         self.url = str(store / "quickstart" / run_id)
-        command = [sys.executable, "-m", "laminar.cli.app", "run", str(flow), "--json", "--store", str(store)]
+        what = ["resume", run_id] if resume else ["run", str(flow), "--run-id", run_id]
+        command = [sys.executable, "-m", "laminar.cli.app", *what, "--json", "--store", str(store)]
         self.process = subprocess.Popen(
-            [*command, "--run-id", run_id, *options],
+            [*command, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,10 @@ from laminar.cli.options import FLOW_COMMAND, given, help_wanted, print_help
 from laminar.cli.output import Failure, print_values
 from laminar.errors import LaminarError, UserError
 
-__all__ = ["register", "run"]
+if TYPE_CHECKING:
+    from laminar.flow.run import Prepared
+
+__all__ = ["register", "run", "show_run"]
 
 _ABOUT = "Run a flow: check it, start its processes, show its progress, end with a summary."
 
@@ -32,9 +35,7 @@ def run(
 ) -> dict[str, Any]:
     """Run a flow; its summary."""
     from laminar.flow.load import load_flow
-    from laminar.flow.plain import as_plain
-    from laminar.flow.run import carry_out, prepare
-    from laminar.watch.progress import Progress
+    from laminar.flow.run import prepare
 
     flow = load_flow(file) if file else None
     if help_wanted(context):
@@ -43,7 +44,15 @@ def run(
     if flow is None:
         raise UserError("which flow? Give a FILE, as laminar-flow run flows/quickstart.py")
     values = given(flow, "run", context.args, params)
-    prepared = prepare(flow, values, store=store, run_id=run_id)
+    return show_run(prepare(flow, values, store=store, run_id=run_id), json=json)
+
+
+def show_run(prepared: Prepared, *, json: bool) -> dict[str, Any]:
+    """Carry a prepared run out before the user's eyes; what ``--json`` prints."""
+    from laminar.flow.plain import as_plain
+    from laminar.flow.run import carry_out
+    from laminar.watch.progress import Progress
+
     display = Progress(file=sys.stderr if json else None)
     try:
         result = carry_out(prepared, display=display)

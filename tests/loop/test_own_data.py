@@ -46,22 +46,22 @@ def write_flow(folder: Path, *, reward: str = GOOD, rows: int = 16, prompt: str 
 
 
 BAD = {
-    "a data set smaller than one batch": (dict(rows=3), ["3 prompts", "needs 4"]),
-    "a reward that raises": (dict(reward="def reward(response, answer):\n    return 1 / 0"), ["`reward`", "division"]),
+    "a data set smaller than one batch": ({"rows": 3}, ["3 prompts", "needs 4"]),
+    "a reward that raises": ({"reward": "def reward(response, answer):\n    return 1 / 0"}, ["`reward`", "division"]),
     "a reward that hangs": (
-        dict(reward="def reward(response, answer):\n    while True: pass"),
+        {"reward": "def reward(response, answer):\n    while True: pass"},
         ["`reward`", "1 s"],
     ),
     "a reward that returns a string": (
-        dict(reward="def reward(response, answer):\n    return '0.5'"),
+        {"reward": "def reward(response, answer):\n    return '0.5'"},
         ["`reward` returned a str"],
     ),
     "a reward that returns a list of the wrong length": (
-        dict(reward="def reward(completions, answer):\n    return [1.0, 0.0]"),
+        {"reward": "def reward(completions, answer):\n    return [1.0, 0.0]"},
         ["`reward` returned a list of 2"],
     ),
-    "a missing column": (dict(prompt="prompt"), ["prompt", "question"]),
-    "a prompt longer than the model takes": (dict(long=60), ["too long", "tokens"]),
+    "a missing column": ({"prompt": "prompt"}, ["prompt", "question"]),
+    "a prompt longer than the model takes": ({"long": 60}, ["too long", "tokens"]),
 }
 
 

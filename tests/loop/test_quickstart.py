@@ -109,6 +109,7 @@ def test_a_second_run_keeps_the_tasks_results_and_says_so_and_ctrl_c_stops_it_in
         assert {row["state"] for row in counts} <= {"ready", "trained"}, "nothing stays leased or half done"
         assert not [process for process in ours if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
         assert not Path("/dev/shm/laminar-stopped").exists()
+        _resume_and_stop_again(run, store, steps=result["steps"])
     finally:
         run.close()
 
@@ -119,3 +120,25 @@ def quickstart_sums() -> dict[str, int]:
     from tests.live import FLOW
 
     return dict(load_flow(str(FLOW)).function.__globals__["SUMS"])
+
+
+def _resume_and_stop_again(stopped: LiveRun, store: Path, *, steps: int) -> None:
+    trained = stopped.query("select trajectory_id, trained_step from experience where state = 'trained'")
+    run = LiveRun(store, run_id="stopped", resume=True)
+    try:
+        run.wait_for_step(steps + 2)
+        run.interrupt()
+        result = run.result()
+        assert result["status"] == "stopped" and result["steps"] >= steps + 2
+        rows = run.query("select trajectory_id, trained_step from experience where state = 'trained'")
+        assert {row["trajectory_id"] for row in trained} <= {row["trajectory_id"] for row in rows}
+        assert len({row["trajectory_id"] for row in rows}) == len(rows) == 32 * result["steps"]
+        assert run.query("select min(trained_version - weight_version) as s from experience")[0]["s"] >= 0
+    finally:
+        run.close()
+
+
+def test_resuming_a_finished_run_does_nothing(on_policy: LiveRun, store: Path) -> None:
+    ended = laminar_flow("resume", "on-policy", "--store", str(store), "--json", timeout=60)
+    assert ended.returncode == 0
+    assert json.loads(ended.stdout)["steps"] == on_policy.final["steps"]
