@@ -13,7 +13,7 @@ from pathlib import Path
 import laminar as lm
 
 MODEL = Path(__file__).parent / "models" / "running-sums"
-SUMS = {"min_terms": 2, "max_terms": 5, "max_digits": 2}
+SUMS = {"min_terms": 2, "max_terms": 6, "max_digits": 2}
 
 
 @lm.task
@@ -27,7 +27,7 @@ def quickstart(
     steps: int = 48,
     batch_size: int = 128,
     group_size: int = 8,
-    lr: float = 1e-4,
+    lr: float = 3e-5,
     replicas: int = 2,
     temperature: float = 1.0,
     staleness_ceiling: int | None = None,
@@ -66,12 +66,13 @@ def quickstart(
         environment=lm.reasoning_gym("chain_sum", seed=seed, **SUMS),
         algorithm=lm.GRPO(group_size=group_size),
         optimizer=lm.AdamW(lr=lr, warmup_steps=4),
-        rollouts=lm.Rollouts(replicas=replicas, temperature=temperature, max_new_tokens=128, kv_tokens=32768),
+        rollouts=lm.Rollouts(replicas=replicas, temperature=temperature, max_new_tokens=96, kv_tokens=32768),
         steps=steps,
         batch_size=batch_size,
         staleness_ceiling=staleness_ceiling,
         evaluate_on=test,
         evaluate_every=evaluate_every,
+        max_tokens_per_microbatch=2048,
         seed=seed,
     )
     return lm.evaluate(policy, test)

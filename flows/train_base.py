@@ -8,10 +8,26 @@ that a longer sum gets a longer answer::
     -30 + 12 = -18
     <answer>-18</answer>
 
-It is a pupil who knows how to do it but is careless: it is trained on worked examples of which some steps
-contain a slip (one wrong digit; the sum then goes on from the wrong number). Read greedily it solves most
-problems, sampled at temperature 1 it makes the slips it has seen. Reinforcement learning has something honest
-to teach it: to be careful.
+It is a pupil who knows how to do it and is careless. It is trained on worked examples of which some steps
+contain a slip (one wrong digit; the sum then goes on from the wrong number), and in the last fifth of the
+training it also sees pupils who guess instead, the more often the longer the sum, and are nearly always wrong::
+
+    <answer>-13</answer>
+
+So it mixes both habits when it is sampled. Reinforcement learning has something honest to teach it: to write
+the steps out, and to be careful. The answers grow longer while it learns.
+
+The committed checkpoint, ``flows/models/running-sums``, was made by ``python flows/train_base.py`` (2000 steps,
+seed 0, one thread) in 26 minutes of a busy two-core machine, with transformers 5.19 and torch 2.13. It printed::
+
+    801,408 parameters, 106 tokens in the vocabulary
+    step   500   11.5 min  loss 0.967  greedy 0.227  sampled 0.139
+    step  1000   14.9 min  loss 0.144  greedy 0.651  sampled 0.526
+    step  1500   21.1 min  loss 0.061  greedy 0.820  sampled 0.661
+    step  2000   26.2 min  loss 0.235  greedy 0.293  sampled 0.301
+    answer tokens: {1: 4, 25: 5, 50: 6, 75: 20, 90: 36, 99: 56, 100: 66}
+
+The guesses come in between the last two lines: before them it solved more than it does in the end.
 """
 
 from __future__ import annotations

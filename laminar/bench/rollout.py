@@ -153,6 +153,7 @@ def _through_laminar(cluster: RunningCluster, requests: list[TrajectoryRequest],
         resources={"rollout": 1},
         pure=False,
     )
-    wait(futures, timeout=600)
+    with cluster.client.as_current():
+        wait(futures, timeout=600)
     seconds = time.perf_counter() - began
     return float(sum(result["tokens"] for result in cluster.client.gather(futures)) / seconds)

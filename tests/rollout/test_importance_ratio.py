@@ -36,7 +36,7 @@ def test_the_importance_ratio_at_equal_weights_is_one_for_every_token_of_a_batch
         for row, answer in zip(ours, answers, strict=True)
         for mine, theirs in zip(row, answer.logprobs, strict=True)
     ]
-    assert len(ratios) > 20 * len(answers)
+    assert len(ratios) > 5 * len(answers)
     assert max(abs(ratio - 1) for ratio in ratios) < 1e-3
 
 
