@@ -24,6 +24,9 @@ __all__ = ["Outbox"]
 
 logger = logging.getLogger(__name__)
 
+LINGER_SECONDS = 0.02
+"""How long the first item of a message waits for others: nothing against a trajectory, and a fraction of the
+messages where many finish together."""
 MESSAGE_DEADLINE = 5.0
 RETRY_DEADLINE = 180.0
 """Seconds for a data worker to come back; longer than its restart, shorter than a person's patience."""
@@ -46,6 +49,7 @@ class Batcher:
 
     async def _run(self) -> None:
         while self.waiting:
+            await asyncio.sleep(LINGER_SECONDS)
             batch, self.waiting = self.waiting, []
             try:
                 results = await self.send([item for item, _ in batch])
@@ -64,15 +68,15 @@ class Outbox:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+        self._address: str | None = None
         self.resume = Batcher(self._resume)
         """``await resume((trajectory, run_id))`` -> partial as a dict, or None."""
         self.append = Batcher(self._append)
         """``await append(row)`` returns once the row is on disk."""
 
     async def partials(self, items: list[Any]) -> None:
-        """Stream new tokens; what does not get through now is sent again from the pool's own offset later."""
-        address = await peer(self.worker, "data", deadline=MESSAGE_DEADLINE)
-        await asyncio.wait_for(self.worker.rpc(address).laminar_partials(items=items), MESSAGE_DEADLINE)
+        """Stream new tokens of running trajectories."""
+        await self._reliably("partials", lambda rpc: rpc.laminar_partials(items=items), within=MESSAGE_DEADLINE)
 
     async def _resume(self, items: list[Any]) -> list[Any]:
         keys = [[trajectory, run_id] for trajectory, run_id in items]
@@ -83,18 +87,22 @@ class Outbox:
         await self._reliably("append", lambda rpc: rpc.laminar_append(batch=to_serialize(batch)))
         return [None] * len(rows)
 
-    async def _reliably(self, what: str, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        end = time.monotonic() + RETRY_DEADLINE
+    async def _reliably(
+        self, what: str, call: Callable[[Any], Awaitable[Any]], *, within: float = RETRY_DEADLINE
+    ) -> Any:
+        end = time.monotonic() + within
         while True:
             try:
-                address = await peer(self.worker, "data", deadline=max(0.1, end - time.monotonic()))
-                answer = await asyncio.wait_for(call(self.worker.rpc(address)), MESSAGE_DEADLINE)
+                if self._address is None:
+                    self._address = await peer(self.worker, "data", deadline=max(0.1, end - time.monotonic()))
+                answer = await asyncio.wait_for(call(self.worker.rpc(self._address)), MESSAGE_DEADLINE)
                 if answer is not None:
                     return answer
                 why = "its table is not open yet"  # a restarted worker says None to what it does not know
             except OSError as error:
-                why = str(error)
+                why = str(error) or f"no answer within {MESSAGE_DEADLINE:.0f} s"
+            self._address = None  # ask anew who it is
             if time.monotonic() > end:
-                raise LaminarError(f"the data worker did not take `{what}` for {RETRY_DEADLINE:.0f} s: {why}")
+                raise LaminarError(f"the data worker did not take `{what}` for {within:.0f} s: {why}")
             logger.info("%s: data worker not reachable (%s); trying again", what, why)
             await asyncio.sleep(0.2)
