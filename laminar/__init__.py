@@ -14,18 +14,22 @@ if TYPE_CHECKING:
     from laminar.environments.answers import exact_match, extract_answer, math_equal
     from laminar.environments.dataset import dataset
     from laminar.environments.environment import Environment, Prompts
+    from laminar.environments.mixture import mix
     from laminar.environments.reasoning_gym import reasoning_gym
     from laminar.errors import LaminarError, RunFailed, UserError
+    from laminar.experience.samplers import priority
     from laminar.flow.flow import flow
     from laminar.flow.results import Run, RunResult, open_run
     from laminar.flow.task import task
     from laminar.post_train import evaluate, post_train
+    from laminar.rollout.emulation import Emulation
     from laminar.settings import Evaluation, Policy, Rollouts
     from laminar.trainer.config import GRPO, AdamW
 
 __all__ = [
     "GRPO",
     "AdamW",
+    "Emulation",
     "Environment",
     "Evaluation",
     "LaminarError",
@@ -42,8 +46,10 @@ __all__ = [
     "extract_answer",
     "flow",
     "math_equal",
+    "mix",
     "open_run",
     "post_train",
+    "priority",
     "reasoning_gym",
     "task",
 ]
@@ -51,6 +57,7 @@ __all__ = [
 _HOME = {
     "GRPO": "laminar.trainer.config",
     "AdamW": "laminar.trainer.config",
+    "Emulation": "laminar.rollout.emulation",
     "Environment": "laminar.environments.environment",
     "Evaluation": "laminar.settings",
     "LaminarError": "laminar.errors",
@@ -67,8 +74,10 @@ _HOME = {
     "extract_answer": "laminar.environments.answers",
     "flow": "laminar.flow.flow",
     "math_equal": "laminar.environments.answers",
+    "mix": "laminar.environments.mixture",
     "open_run": "laminar.flow.results",
     "post_train": "laminar.post_train",
+    "priority": "laminar.experience.samplers",
     "reasoning_gym": "laminar.environments.reasoning_gym",
     "task": "laminar.flow.task",
 }

@@ -69,6 +69,8 @@ class Needs:
     slots: int = 1
     """Trajectories that one of them runs at once: its number of Dask threads."""
     trainer: bool = False
+    relays: int = 1
+    """Hosts to emulate on this machine: a relay each, the trainer on the first, replicas on all in turn."""
 
 
 def worker_spec(needs: Needs) -> dict[str, dict[str, Any]]:
@@ -76,14 +78,21 @@ def worker_spec(needs: Needs) -> dict[str, dict[str, Any]]:
 
     >>> sorted(worker_spec(Needs(replicas=2, slots=64, trainer=True)))
     ['data', 'relay', 'rollout-0', 'rollout-1', 'trainer']
+    >>> spec = worker_spec(Needs(replicas=2, trainer=True, relays=2))
+    >>> {name: spec[name]["options"]["env"]["LAMINAR_HOST"] for name in ("relay", "relay-1", "rollout-1", "trainer")}
+    {'relay': 'host0', 'relay-1': 'host1', 'rollout-1': 'host1', 'trainer': 'host0'}
     """
     roles: dict[str, tuple[int, dict[str, float]]] = {"data": (8, {"data": 1, "task": 1})}
-    if needs.replicas:
-        roles["relay"] = (1, {"relay": 1})
+    hosts = {}
+    for i in range(needs.relays if needs.replicas else 0):
+        name = f"relay-{i}" if i else "relay"
+        roles[name] = (1, {"relay": 1})
+        hosts[name] = i
     if needs.trainer:
         roles["trainer"] = (2, {"trainer": 1})
     for i in range(needs.replicas):
         roles[f"rollout-{i}"] = (needs.slots, {"rollout": needs.slots})
+        hosts[f"rollout-{i}"] = i % needs.relays
     return {
         name: {
             "cls": Nanny,
@@ -95,12 +104,17 @@ def worker_spec(needs: Needs) -> dict[str, dict[str, Any]]:
                 "resources": resources,
                 "memory_limit": 0,
                 "silence_logs": logging.CRITICAL,
-                "env": ENVIRONMENT,
+                "env": ENVIRONMENT | (_emulated(hosts.get(name, 0)) if needs.relays > 1 else {}),
                 "death_timeout": START_DEADLINE,
             },
         }
         for name, (threads, resources) in roles.items()
     }
+
+
+def _emulated(host: int) -> dict[str, str]:
+    """What tells a worker on which emulated host it is, so that it finds the weights of that one."""
+    return {"LAMINAR_HOST": f"host{host}"}
 
 
 class RunningCluster:
@@ -179,7 +193,8 @@ def start(needs: Needs, run_id: str) -> Iterator[RunningCluster]:
             with contextlib.suppress(TimeoutError, OSError):
                 cluster.close(timeout=20)
             _end(ours)
-            remove_segments(segment_root(run_id))
+            for host in range(needs.relays):
+                remove_segments(segment_root(run_id, f"host{host}" if needs.relays > 1 else None))
 
 
 def _end(processes: list[psutil.Process]) -> None:

@@ -12,9 +12,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from laminar.errors import UserError
+from laminar.experience.evictors import Evictor, capacity, equal_rewards, older_than
+from laminar.experience.samplers import Rules, named
 from laminar.flow.context import RunContext
 from laminar.flow.store import RunFolder
 from laminar.flow.trace import stage
+from laminar.rollout.emulation import is_emulated
 from laminar.schedules import backlog_limit
 from laminar.settings import Evaluation, Policy, Rollouts
 from laminar.trainer.config import GRPO, AdamW, UserConfig
@@ -43,6 +46,23 @@ class PostTrainSpec(UserConfig):
         None,
         ge=0,
         description="Most updates between generating and training on a row; 0 is on-policy; none: off.",
+    )
+    sampling: Any = Field(
+        "fifo", description="Which groups are trained on first: 'fifo', 'freshest', lm.priority(…) or a function."
+    )
+    dynamic_sampling: bool = Field(
+        False, description="Evict groups whose rewards are all equal; others are generated in their place."
+    )
+    evict_after: float | None = Field(None, gt=0, description="Seconds after which a group not trained on is evicted.")
+    capacity: int | None = Field(
+        None, ge=1, description="Most trajectories that may wait to be trained on; beyond it the oldest are evicted."
+    )
+    evict: Any = Field(None, description="A function of your own that says which groups to evict and why.")
+    epochs: int | None = Field(
+        None, ge=1, description="How often each prompt is drawn before the run ends; none: as often as steps need."
+    )
+    prompt_priority: Any = Field(
+        None, description="A function of a prompt; in each epoch those with the highest value come first."
     )
     evaluate_on: Any = Field(None, description="Held-out prompts, evaluated at the start, the end and between.")
     evaluate_every: int = Field(0, ge=0, description="Steps between evaluations; 0: only at start and end.")
@@ -76,6 +96,7 @@ class PostTrainSpec(UserConfig):
         UserError
             One line: what was given, what was expected, what to do.
         """
+        self.rules()
         size = self.algorithm.group_size
         if self.batch_size % size:
             raise UserError(
@@ -91,11 +112,34 @@ class PostTrainSpec(UserConfig):
                 f"{self.groups} (batch_size={self.batch_size} / group_size={size}); give more prompts or a smaller "
                 "batch_size"
             )
-        if isinstance(self.model, str | Path):
+        if is_emulated(str(self.model)) != self.rollouts.emulated:
+            raise UserError(
+                f"model {str(self.model)!r} with engine={self.rollouts.engine!r}: an emulated engine has the model "
+                "'emulated', and only it; set both or none"
+            )
+        if isinstance(self.model, str | Path) and not self.rollouts.emulated:
             check_model(str(self.model))
             for environment in (self.environment, self.evaluate_on):
                 if hasattr(environment, "prompt"):
                     self._check_lengths(environment)
+
+    def rules(self) -> Rules:
+        """How groups are chosen to be trained on. UserError for a sampling that there is not."""
+        evictors: list[Evictor] = []
+        if self.evict_after is not None:
+            evictors.append(older_than(self.evict_after))
+        if self.dynamic_sampling:
+            evictors.append(equal_rewards)
+        if self.evict is not None:
+            evictors.append(self.evict)
+        if self.capacity is not None:
+            if self.capacity < self.batch_size:
+                raise UserError(
+                    f"capacity={self.capacity} is less than batch_size={self.batch_size}: no batch would ever fill; "
+                    "raise it"
+                )
+            evictors.append(capacity(self.capacity))
+        return Rules(named(self.sampling), tuple(evictors))
 
     def _check_lengths(self, environment: Any) -> None:
         from laminar.rollout.tokens import encode, load_tokenizer
@@ -216,5 +260,7 @@ def max_length(model: str) -> int:
     """Longest sequence in tokens that a checkpoint's config allows."""
     import json
 
+    if is_emulated(model):
+        return 1 << 30
     config = json.loads((Path(model) / "config.json").read_text())
     return int(config.get("max_position_embeddings", 1 << 30))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from laminar.rollout.emulation import EMULATED, Emulation
 from laminar.trainer.config import UserConfig
 from laminar.trajectory import Sampling
 
@@ -20,13 +21,20 @@ class Rollouts(UserConfig):
     """The rollout side: how many replicas, of which engine, and how they sample."""
 
     replicas: int = Field(2, ge=1, description="Rollout replicas; each is a worker process with one engine.")
-    engine: Literal["transformers"] = Field("transformers", description="What generates.")
+    engine: Literal["transformers", "emulated"] = Field("transformers", description="What generates.")
     slots: int = Field(128, ge=1, description="Most trajectories that one replica runs at once.")
     temperature: float = Field(1.0, gt=0.0, le=4.0, description="Sampling temperature in training.")
     max_new_tokens: int = Field(256, ge=1, description="Longest answer in tokens; longer ones are cut.")
     kv_tokens: int = Field(65536, ge=256, description="KV cache of one replica, in tokens.")
     threads: int = Field(1, ge=1, description="CPU threads of one engine.")
     score_deadline: float = Field(10.0, gt=0.0, description="Seconds after which a reward call is killed.")
+    repack: bool = Field(True, description="Move the long tail onto few replicas, so that the others go on.")
+    emulation: Emulation = Field(default_factory=Emulation, description="What an emulated engine is like.")
+
+    @property
+    def emulated(self) -> bool:
+        """Whether there is no model."""
+        return self.engine == EMULATED
 
 
 @dataclass(frozen=True)

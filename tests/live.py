@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,8 +48,10 @@ class LiveRun:
     """``laminar-flow run flows/quickstart.py --json …`` in the background, or ``resume``."""
 
     def __init__(
-        self, store: Path, *options: str, flow: Path = FLOW, run_id: str = "live", resume: bool = False
+        self, store: Path, *options: str, flow: Path = FLOW, run_id: str | None = None, resume: bool = False
     ) -> None:
+        run_id = run_id or f"live-{uuid.uuid4().hex[:8]}"  # tests may run beside each other on one host
+        self.run_id = run_id
         self.url = str(store / "quickstart" / run_id)
         what = ["resume", run_id] if resume else ["run", str(flow), "--run-id", run_id]
         command = [sys.executable, "-m", "laminar.cli.app", *what, "--json", "--store", str(store)]

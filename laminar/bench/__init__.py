@@ -18,5 +18,31 @@ def _rollout() -> dict[str, Any]:
     return bench_rollout()
 
 
-BENCHES: dict[str, Callable[[], dict[str, Any]]] = {"rollout": _rollout}
+def _relay() -> dict[str, Any]:
+    """Handing a version over, taking it, and carrying it down a chain of relays, also when some are killed."""
+    from laminar.bench.relay import bench_relay
+
+    return bench_relay()
+
+
+def _repack(*, paper: bool = False) -> dict[str, Any]:
+    """Tokens/s with and without moving the long tail, on emulated 32B replicas; --paper is the whole of it."""
+    from laminar.bench.repack import bench_repack
+
+    return bench_repack(paper=paper)
+
+
+def _table() -> dict[str, Any]:
+    """Appends, samples, memory and queries of the experience table / pyarrow, a memory copy and DuckDB alone."""
+    from laminar.bench.table import bench_table
+
+    return bench_table()
+
+
+BENCHES: dict[str, Callable[..., dict[str, Any]]] = {
+    "relay": _relay,
+    "repack": _repack,
+    "rollout": _rollout,
+    "table": _table,
+}
 """Name -> function; its docstring's first line is what ``bench --help`` shows."""

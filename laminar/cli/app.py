@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laminar.cli import bench, check, graph, ls, query, resume, run
+from laminar.cli import bench, check, drain, graph, ls, query, repack, resume, run, tail
 from laminar.cli.output import Failure, only_json, print_error, print_json
 from laminar.errors import LaminarError
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for module in (run, resume, check, graph, query, ls, bench):
+for module in (run, resume, repack, drain, check, graph, query, tail, ls, bench):
     module.register(app)
 
 

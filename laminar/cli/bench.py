@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
+    paper: Annotated[bool, typer.Option("--paper", help="The whole measurement, where there is more of it.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> dict[str, Any]:
     """Measure something; its numbers."""
@@ -32,7 +34,10 @@ def bench(
         close = nearest(name, BENCHES)
         hint = f"did you mean `{close}`? " if close else ""
         raise UserError(f"there is no bench `{name}`; {hint}There are: {', '.join(sorted(BENCHES)) or 'none'}")
-    numbers = dict(BENCHES[name]())
+    options = {"paper": True} if paper else {}
+    if paper and "paper" not in signature(BENCHES[name]).parameters:
+        raise UserError(f"bench `{name}` has no --paper: what it measures by default is all there is")
+    numbers = dict(BENCHES[name](**options))
     if not json:
         print_values(numbers, title=f"bench {name}")
     return {"status": "ok", "bench": name, **numbers}

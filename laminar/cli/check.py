@@ -39,17 +39,20 @@ def check(
         raise UserError("which flow? Give a FILE, as laminar-flow check flows/quickstart.py")
     plan = flow.check(store=store, **given(flow, "check", context.args, params))
     roles = _roles(plan.needs())
+    weights = _transport()
     if not json:
         print_values(plan.parameters, title=f"flow {flow.name}")
         for stage, sizes in plan.derived().items():
             print_values(sizes, title=f"\n{stage}")
         print_values(roles, title="\nprocesses")
+        print_values(weights, title="\nweights between hosts")
     return {
         "status": "ok",
         "flow": flow.name,
         "parameters": plan.parameters,
         "derived": plan.derived(),
         "roles": roles,
+        "weights": weights,
         "store": plan.context.store,
     }
 
@@ -60,3 +63,11 @@ def _roles(needs: dict[str, Any]) -> dict[str, str]:
 
     spec = worker_spec(Needs(**needs))
     return {"scheduler": ""} | {name: f"{one['options']['nthreads']} threads" for name, one in spec.items()}
+
+
+def _transport() -> dict[str, str]:
+    """How weights would travel between hosts, and why so."""
+    from laminar.weights.transport import choose
+
+    choice = choose()
+    return {"transport": choice.name, "because": choice.why}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
-__all__ = ["READY", "Event", "Group", "Index", "Life", "Row", "State"]
+from laminar.experience.facts import LEASED, READY, Event, Group, Life, Row, State
 
-State = Literal["ready", "leased", "trained", "evicted"]
+__all__ = ["Index"]
 
 _ALLOWED: Final[dict[State, frozenset[State]]] = {
     "ready": frozenset({"leased", "trained", "evicted"}),
@@ -22,69 +21,7 @@ _ALLOWED: Final[dict[State, frozenset[State]]] = {
     "evicted": frozenset(),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What the rules need to know of a trajectory. ``drop_reason`` is set where it has no reward."""
-
-    trajectory_id: str
-    group_id: str
-    sample: int
-    group_size: int
-    weight_version: int
-    drop_reason: str | None = None
-
-    @property
-    def scored(self) -> bool:
-        """Whether it can be trained on."""
-        return self.drop_reason is None
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """Where a trajectory stands: trained by which ``step`` updating which ``version``, or evicted and why."""
-
-    state: State
-    step: int | None = None
-    version: int | None = None
-    reason: str | None = None
-
-
-READY: Final = Life("ready")
-_TOO_FEW_ROWS: Final = Life("evicted", reason="too_few_rows")
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line of the life log."""
-
-    trajectory_id: str
-    life: Life
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The rows of one drawn prompt that arrived so far. ``completed`` numbers complete groups in order."""
-
-    id: str
-    size: int
-    rows: tuple[Row, ...] = ()
-    completed: int | None = None
-
-    @property
-    def scored(self) -> list[Row]:
-        """Rows that can be trained on, by sample."""
-        return sorted((row for row in self.rows if row.scored), key=lambda row: row.sample)
-
-    @property
-    def oldest_version(self) -> int:
-        """Lowest weight version of its scored rows."""
-        return min(row.weight_version for row in self.rows if row.scored)
-
-    @property
-    def newest_version(self) -> int:
-        """Highest weight version of its scored rows."""
-        return max(row.weight_version for row in self.rows if row.scored)
+TOO_FEW_ROWS: Final = "too_few_rows"
 
 
 class Index:
@@ -102,7 +39,7 @@ class Index:
     >>> index.add([Row("g0-1", "g0", 1, 2, weight_version=3)])
     >>> [group.id for group in index.ready()]
     ['g0']
-    >>> index.apply(index.change(["g0"], Life("leased")))
+    >>> index.lease(["g0"])
     >>> index.apply(index.change(["g0"], Life("trained", step=1, version=3)))
     >>> index.ready(), index.counts()["trained"]
     ([], 2)
@@ -116,8 +53,10 @@ class Index:
         self.groups: dict[str, Group] = {}
         self._life: dict[str, Life] = {}
         self._ready: set[str] = set()
+        self._leased: dict[str, int] = {}  # group -> its scored rows; kept by group, as a lease is of many rows
         self._open: set[str] = set()
-        self._overdue: set[str] = set()
+        self._overdue: dict[str, str] = {}
+        self._drops: dict[str, Life] = {}
         self._completed = 0
         self._states: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -125,34 +64,38 @@ class Index:
     def check(self, rows: Iterable[Row]) -> None:
         """Raise ValueError if a new row contradicts its group: another ``group_size``, or a ``sample`` out of
         range or there already under another id."""
-        groups: dict[str, Group] = {}
-        for row in rows:
-            group = groups.get(row.group_id) or self.groups.get(row.group_id)
-            groups[row.group_id] = _joined(group, row)
+        self._joined(rows)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Take up rows that are on disk. One whose id is known is ignored. ValueError as in :meth:`check`."""
-        for row in rows:
-            if row.trajectory_id not in self.rows:
-                self._add(row)
+        """Take up rows that are on disk, all or none. One whose id is known is ignored. ValueError as in
+        :meth:`check`."""
+        fresh = {row.trajectory_id: row for row in rows if row.trajectory_id not in self.rows}
+        groups = self._joined(fresh.values())
+        for name, row in fresh.items():
+            self.rows[name] = row
+            self._life[name] = life = READY if row.drop_reason is None else self._dropped(row.drop_reason)
+            self._count(life, 1, dropped=row.drop_reason is not None)
+        for group in groups:
+            self.groups[group.id] = group
+            self._completed += group.completed is not None
+            self._refresh(group)
 
-    def _add(self, row: Row) -> None:
-        group = _joined(self.groups.get(row.group_id), row)
-        if len(group.rows) == group.size:
-            group = replace(group, completed=self._completed)
-            self._completed += 1
-        self.rows[row.trajectory_id] = row
-        self.groups[group.id] = group
-        life = READY if row.scored else Life("evicted", reason=row.drop_reason)
-        self._life[row.trajectory_id] = life
-        self._count(life, 1, dropped=not row.scored)
-        self._refresh(group)
+    def _joined(self, rows: Iterable[Row]) -> list[Group]:
+        """The groups of new rows as they will be with them."""
+        new: dict[str, list[Row]] = {}
+        for row in rows:
+            new.setdefault(row.group_id, []).append(row)
+        groups, completed = [], self._completed
+        for name, mine in new.items():
+            group = _joined(self.groups.get(name), mine, completed)
+            completed += group.completed is not None
+            groups.append(group)
+        return groups
 
     def verdicts(self) -> list[Event]:
-        """Evictions that the rows themselves call for: complete groups with fewer than two scored rows.
-        They come again until they are applied."""
-        rows = [row for name in sorted(self._overdue) for row in self.groups[name].scored]
-        return [Event(row.trajectory_id, _TOO_FEW_ROWS) for row in rows]
+        """Evictions that the rows themselves call for: complete groups with fewer than two scored rows, and
+        rows that came to a group after it was evicted. They come again until they are applied."""
+        return [event for name in sorted(self._overdue) for event in self.evict([name], self._overdue[name])]
 
     def ready(self) -> list[Group]:
         """Groups that may be leased, in the order in which they became complete."""
@@ -160,11 +103,43 @@ class Index:
 
     def life(self, trajectory_id: str) -> Life:
         """Where a trajectory stands. KeyError if it never arrived."""
-        return self._life[trajectory_id]
+        life = self._life[trajectory_id]
+        if life.state == "ready" and self.rows[trajectory_id].group_id in self._leased:
+            return LEASED
+        return life
+
+    def lease(self, groups: Iterable[str]) -> None:
+        """Hand groups out. ValueError if one of them is not ready."""
+        names = list(groups)
+        if missing := [name for name in names if name not in self._ready]:
+            raise ValueError(f"group {missing[0]} is not ready and cannot be leased")
+        for name in names:
+            self._leased[name] = len(self.groups[name].scored)
+            self._ready.discard(name)
+
+    def give_back(self, groups: Iterable[str]) -> None:
+        """Make groups that were handed out ready again."""
+        for name in groups:
+            del self._leased[name]
+            self._refresh(self.groups[name])
 
     def change(self, groups: Iterable[str], life: Life) -> list[Event]:
         """The events that give every scored row of these groups this life."""
         return [Event(row.trajectory_id, life) for name in groups for row in self.groups[name].scored]
+
+    def evict(self, groups: Iterable[str], reason: str) -> list[Event]:
+        """The events that evict what is ready of these groups; rows still to come will follow them.
+
+        What is leased stays: its trainer has it. Groups of which nothing arrived are no error.
+        """
+        life = Life("evicted", reason=reason)
+        found = [self.groups[name] for name in groups if name in self.groups]
+        rows = [row for group in found for row in group.scored if self.life(row.trajectory_id) is READY]
+        return [Event(row.trajectory_id, life) for row in rows]
+
+    def settled(self) -> set[str]:
+        """Groups that are done with: given up, or complete with every row trained or dropped."""
+        return {name for name, group in self.groups.items() if self._is_settled(group)}
 
     def rewind(self, *, step: int) -> list[Event]:
         """The events that make ready again what was trained after ``step``."""
@@ -177,24 +152,29 @@ class Index:
     def allow(self, events: Iterable[Event]) -> None:
         """Raise ValueError at a change that must never happen, such as leasing a row that was trained."""
         for event in events:
-            now = self._life[event.trajectory_id]
+            now = self.life(event.trajectory_id)
             if event.life.state not in _ALLOWED[now.state]:
                 raise ValueError(f"{event.trajectory_id} is {now.state} and cannot become {event.life.state}")
 
     def apply(self, events: Sequence[Event]) -> None:
         """Let events happen, all or none. ValueError as in :meth:`allow`."""
         self.allow(events)
+        changes: Counter[tuple[Life, int]] = Counter()
         for event in events:
-            self._count(self._life[event.trajectory_id], -1)
+            changes[self._life[event.trajectory_id], -1] += 1
+            changes[event.life, 1] += 1
             self._life[event.trajectory_id] = event.life
-            self._count(event.life, 1)
-        touched = {self.rows[event.trajectory_id].group_id for event in events}
-        for name in touched:
+        for (life, sign), count in changes.items():
+            self._count(life, sign * count)
+        for name in {self.rows[event.trajectory_id].group_id for event in events}:
+            self._leased.pop(name, None)
             self._refresh(self.groups[name])
 
     def counts(self) -> dict[str, int]:
         """Rows by state, groups by readiness, evicted rows by reason (``dropped_…``: without a reward)."""
-        states = {state: self._states[state] for state in ("ready", "leased", "trained", "evicted")}
+        leased = sum(self._leased.values())
+        states = {"ready": self._states["ready"] - leased, "leased": leased}
+        states |= {state: self._states[state] for state in ("trained", "evicted")}
         groups = {
             "groups": len(self.groups),
             "groups_ready": len(self._ready),
@@ -206,38 +186,62 @@ class Index:
         """One line that names, with counts, what keeps ``groups`` groups from being leased."""
         noun = "complete group" if groups == 1 else "complete groups"
         head = f"waiting for {groups} {noun}: {len(self._ready)} are complete, "
+        return head + self._missing() + self._evicted()
+
+    def _missing(self) -> str:
         if not self._open:
-            return head + "and no trajectory of another group has arrived"
+            return "and no trajectory of another group has arrived"
         names = sorted(self._open)
         total = sum(self.groups[name].size for name in names)
         missing = total - sum(len(self.groups[name].rows) for name in names)
         span = f"group {names[0]}" if len(names) == 1 else f"groups {names[0]}..{names[-1]}"
-        return head + f"{missing} of {total} trajectories of {span} still to come"
+        return f"{missing} of {total} trajectories of {span} still to come"
+
+    def _evicted(self) -> str:
+        """Which rows were evicted so far and why, as the end of a sentence."""
+        found = [f"{count} {reason}" for reason, count in sorted(self._reasons.items()) if count]
+        return f" ({', '.join(found)})" if found else ""
 
     def _count(self, life: Life, by: int, *, dropped: bool = False) -> None:
         self._states[life.state] += by
         if life.state == "evicted":
             self._reasons[f"{'dropped' if dropped else 'evicted'}_{life.reason}"] += by
 
+    def _dropped(self, reason: str) -> Life:
+        return self._drops.setdefault(reason, Life("evicted", reason=reason))
+
+    def _is_settled(self, group: Group) -> bool:
+        states = {self._life[row.trajectory_id].state for row in group.rows if row.drop_reason is None}
+        return "evicted" in states or (group.completed is not None and "ready" not in states)
+
     def _refresh(self, group: Group) -> None:
         """Put a group in the sets where it belongs now."""
-        lives = [self._life[row.trajectory_id] for row in group.scored]
-        complete, all_ready = group.completed is not None, all(life == READY for life in lives)
+        lives = [self._life[row.trajectory_id] for row in group.rows if row.drop_reason is None]
+        states = {life.state for life in lives}
+        complete = group.completed is not None
+        all_ready = states == {"ready"} and group.id not in self._leased
         _put(self._open, group.id, not complete)
         _put(self._ready, group.id, complete and all_ready and len(lives) >= 2)
-        _put(self._overdue, group.id, complete and all_ready and len(lives) == 1)
+        self._overdue.pop(group.id, None)
+        if complete and all_ready and len(lives) == 1:
+            self._overdue[group.id] = TOO_FEW_ROWS
+        elif states >= {"ready", "evicted"}:
+            self._overdue[group.id] = next(str(life.reason) for life in lives if life.state == "evicted")
 
 
-def _joined(group: Group | None, row: Row) -> Group:
-    """The group with one row more. ValueError if the row is none of its."""
-    group = group or Group(row.group_id, row.group_size)
-    if row.group_size != group.size:
-        raise ValueError(f"{row.trajectory_id}: group_size is {row.group_size}, its group's is {group.size}")
-    if not 0 <= row.sample < group.size:
-        raise ValueError(f"{row.trajectory_id}: sample is {row.sample} in a group of {group.size}")
-    if any(row.sample == other.sample for other in group.rows):
-        raise ValueError(f"{row.trajectory_id}: sample {row.sample} of {group.id} is there under another id")
-    return replace(group, rows=(*group.rows, row))
+def _joined(group: Group | None, rows: Sequence[Row], completed: int) -> Group:
+    """The group with more rows, complete as number ``completed`` if all are there. ValueError if one is none of its."""
+    size = rows[0].group_size if group is None else group.size
+    samples = {} if group is None else {row.sample: row for row in group.rows}
+    for row in rows:
+        if row.group_size != size:
+            raise ValueError(f"{row.trajectory_id}: group_size is {row.group_size}, its group's is {size}")
+        if not 0 <= row.sample < size:
+            raise ValueError(f"{row.trajectory_id}: sample is {row.sample} in a group of {size}")
+        if samples.setdefault(row.sample, row) is not row:
+            raise ValueError(f"{row.trajectory_id}: sample {row.sample} of {row.group_id} is there under another id")
+    ordered = tuple(samples[number] for number in sorted(samples))
+    return Group(rows[0].group_id, size, ordered, completed if len(ordered) == size else None)
 
 
 def _put(names: set[str], name: str, inside: bool) -> None:

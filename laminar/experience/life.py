@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import pyarrow as pa
 
-from laminar.experience.index import Event, Life
+from laminar.experience.facts import Event, Life
 from laminar.experience.schema import LIFE_SCHEMA
 from laminar.experience.segments import Segments
 from laminar.experience.store import Store
@@ -22,13 +23,18 @@ class LifeLog:
         self.segments = Segments(store, "life", LIFE_SCHEMA)
         self._seq = 0
 
-    def recover(self) -> dict[str, Life]:
-        """Take the log over from a writer that may have died; the last life of every trajectory in it."""
+    def recover(self, **claim: Any) -> dict[str, Life]:
+        """Take the log over from a writer that may have died; the last life of every trajectory in it.
+
+        ``claim`` as in ``Segments.recover``.
+        """
         lives: dict[str, Life] = {}
-        for _, table in self.segments.recover(LIFE_SCHEMA.names):
-            for line in table.to_pylist():
-                self._seq = line["seq"] + 1
-                lives[line["trajectory_id"]] = Life(line["state"], line["step"], line["version"], line["reason"])
+        shared: dict[tuple[Any, ...], Life] = {}
+        for _, table in self.segments.recover(LIFE_SCHEMA.names, **claim):
+            columns = [table.column(name).to_pylist() for name in LIFE_SCHEMA.names]
+            for name, *life, seq in zip(*columns, strict=True):
+                self._seq = seq + 1
+                lives[name] = shared.setdefault(tuple(life), Life(*life))
         return lives
 
     def write(self, events: Sequence[Event]) -> None:

@@ -16,7 +16,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from laminar.errors import LaminarError, UserError
+from laminar.errors import UserError
+from laminar.experience.store import StoreError
 
 __all__ = ["Item", "Partial", "PartialPool"]
 
@@ -107,6 +108,7 @@ class PartialPool:
         self._running: dict[str, _Running] = {}
         self._dropped: OrderedDict[str, int] = OrderedDict()
         self.refused = 0
+        self._torn = False
         for line in _read_journal(path):
             self._accept(line)
         try:
@@ -185,12 +187,17 @@ class PartialPool:
 
     def _write(self, lines: Sequence[_Line]) -> None:
         try:
+            if self._torn:  # an earlier write failed: what it left ends the journal, which begins anew
+                self._rewrite()
+                return
+            self._torn = True
             self._put(lines)
             if self._file.tell() > self._rewrite_at:
                 self._file.close()
                 self._rewrite()
+            self._torn = False
         except OSError as error:
-            raise LaminarError(f"cannot write partial responses to {self._path}: {error}") from error
+            raise StoreError(f"cannot write partial responses to {self._path}: {error}") from error
 
     def _put(self, lines: Sequence[_Line]) -> None:
         if lines:
@@ -208,6 +215,7 @@ class PartialPool:
         self._put([(key, run_id, 0, _DROPPED, (), ()) for key, run_id in self._dropped.items()])
         self._put([(key, at.run_id, at.version, 0, at.ids, at.logprobs) for key, at in self._running.items()])
         temporary.replace(self._path)
+        self._torn = False
         self._rewrite_at = max(_REWRITE_BYTES, 2 * self._file.tell())
 
 

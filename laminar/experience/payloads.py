@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from laminar.experience.segments import SegmentFile, Segments
+from laminar.experience.gather import gather
+from laminar.experience.segment_files import SegmentFile
+from laminar.experience.segments import Segments
 
 __all__ = ["Payloads"]
 
@@ -27,7 +29,7 @@ class Payloads:
         self._segments = segments
         self._memory_bytes = memory_bytes
         self._where: dict[str, tuple[SegmentFile, int]] = {}
-        self._kept: OrderedDict[SegmentFile, pa.Table] = OrderedDict()
+        self._kept: OrderedDict[SegmentFile, tuple[pa.Table, int]] = OrderedDict()
         self.nbytes = 0
 
     def locate(self, file: SegmentFile, trajectory_ids: Sequence[str]) -> None:
@@ -37,16 +39,17 @@ class Payloads:
 
     def keep(self, file: SegmentFile, table: pa.Table) -> None:
         """Keep a file's rows in memory as its newest, and let go of the oldest beyond the budget."""
-        self._kept[file] = table
-        self.nbytes += table.nbytes
+        size = table.nbytes
+        self._kept[file] = (table, size)
+        self.nbytes += size
         while self.nbytes > self._memory_bytes:
             self._release(next(iter(self._kept)))
 
     def compacted(self, part: SegmentFile, trajectory_ids: Sequence[str]) -> None:
-        """A part with these rows took the place of segments. It is kept if all of them were."""
+        """A part with these rows took the place of files. It is kept if all of them were."""
         self.locate(part, trajectory_ids)
         files = [file for file in self._kept if part.first <= file.first <= part.last]
-        tables = [self._kept[file] for file in files]
+        tables = [self._kept[file][0] for file in files]
         for file in files:
             self._release(file)
         if sum(table.num_rows for table in tables) == len(trajectory_ids):
@@ -55,21 +58,34 @@ class Payloads:
 
     def gather(self, trajectory_ids: Sequence[str]) -> pa.Table:
         """The rows in the order asked for, in one chunk. KeyError for a row that never came."""
-        places = [self._where[name] for name in trajectory_ids]
-        read = self._read({place for place in places if place[0] not in self._kept})
-        rows = [read[at] if at in read else self._kept[at[0]].slice(at[1], 1) for at in places]
-        return pa.concat_tables(rows).combine_chunks()
+        runs: list[tuple[SegmentFile, int, int]] = []
+        file, start, end = None, 0, 0
+        for name in trajectory_ids:
+            here, offset = self._where[name]
+            if here is not file or offset != end:
+                if file is not None:
+                    runs.append((file, start, end - start))
+                file, start = here, offset
+            end = offset + 1
+        assert file is not None, "no rows asked for"
+        runs.append((file, start, end - start))
+        return self._gather(runs)
 
-    def _read(self, places: set[tuple[SegmentFile, int]]) -> dict[tuple[SegmentFile, int], pa.Table]:
-        """Rows that are not in memory, each file read once."""
-        offsets: dict[SegmentFile, list[int]] = {}
-        for file, offset in places:
-            offsets.setdefault(file, []).append(offset)
-        rows: dict[tuple[SegmentFile, int], pa.Table] = {}
-        for file, wanted in offsets.items():
-            table = self._segments.read_rows(file, wanted)
-            rows |= {(file, offset): table.slice(place, 1) for place, offset in enumerate(wanted)}
-        return rows
+    def _gather(self, runs: Sequence[tuple[SegmentFile, int, int]]) -> pa.Table:
+        wanted: dict[SegmentFile, list[tuple[int, int]]] = {}
+        for file, start, count in runs:
+            wanted.setdefault(file, []).append((start, count))
+        tables: list[pa.Table] = []
+        at: dict[SegmentFile, tuple[int, dict[int, int]]] = {}
+        for file, mine in wanted.items():
+            if file in self._kept:
+                at[file] = (len(tables), {start: start for start, _ in mine})
+                tables.append(self._kept[file][0])
+            else:
+                offsets = [start + n for start, count in mine for n in range(count)]
+                at[file] = (len(tables), {offset: place for place, offset in enumerate(offsets)})
+                tables.append(self._segments.read_rows(file, offsets))
+        return gather(tables, [(at[file][0], at[file][1][start], count) for file, start, count in runs])
 
     def _release(self, file: SegmentFile) -> None:
-        self.nbytes -= self._kept.pop(file).nbytes
+        self.nbytes -= self._kept.pop(file)[1]

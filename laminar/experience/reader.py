@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
+import html
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from laminar.errors import LaminarError, UserError
-from laminar.experience.schema import LIFE_SCHEMA, SCHEMA
-from laminar.experience.segments import SegmentFile, Segments
+from laminar.experience.scan import connect
 from laminar.experience.store import Store
 
 if TYPE_CHECKING:
     import pandas as pd
+    import polars as pl
 
 __all__ = ["Experience"]
 
 _TRIES = 10
 """How often files may be compacted away between listing and reading them before something must be wrong."""
 
-_VIEW = """
-create view experience as
-with trajectories as (select * from parts union all select * from segments),
-     lives as (
-         select trajectory_id,
-                arg_max({'state': state, 'step': step, 'version': version, 'reason': reason}, seq) as life
-         from events group by trajectory_id
-     )
-select trajectories.*,
-       case when drop_reason is not null then 'evicted' else coalesce(life.state, 'ready') end as state,
-       life.step as trained_step,
-       life.version as trained_version,
-       coalesce(drop_reason, life.reason) as evicted_reason
-from trajectories left join lives using (trajectory_id)
-"""
+_HEAD = "trajectory_id, state, reward, weight_version, trained_step, finish_reason, prompt_text, response_text"
 
 
 class Experience:
@@ -56,8 +42,6 @@ class Experience:
     def __init__(self, run_url: str) -> None:
         self.url = run_url
         self._store = Store(f"{run_url.rstrip('/')}/experience")
-        self._rows = Segments(self._store, "rows", SCHEMA)
-        self._lives = Segments(self._store, "life", LIFE_SCHEMA)
 
     def query(self, sql: str) -> pa.Table:
         """The answer of DuckDB to one ``select`` over the view ``experience``.
@@ -67,14 +51,20 @@ class Experience:
         UserError
             The SQL is wrong or does more than read, or there is no experience at the URL.
         """
-        with self._connect() as connection:
+        if not self._store.exists("format.json"):
+            raise UserError(f"there is no experience at {self.url}: give the folder of a run that has begun")
+        for _ in range(_TRIES):
             try:
-                statements = connection.extract_statements(sql)
-                if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-                    raise UserError(f"experience is read only: give one select statement, not {_one_line(sql)!r}")
-                return connection.sql(statements[0]).to_arrow_table()
+                with connect(self._store) as connection:
+                    statements = connection.extract_statements(sql)
+                    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+                        raise UserError(f"experience is read only: give one select statement, not {_one_line(sql)!r}")
+                    return connection.sql(statements[0]).to_arrow_table()
+            except (FileNotFoundError, duckdb.IOException):
+                continue  # compacted meanwhile: its rows are in another file
             except duckdb.Error as error:
                 raise UserError(f"SQL: {_one_line(str(error))}") from error
+        raise LaminarError(f"files vanished {_TRIES} times while {self.url} was read; try again")
 
     def to_arrow(self) -> pa.Table:
         """All of it, in no particular order."""
@@ -84,40 +74,50 @@ class Experience:
         """All of it as a data frame, in no particular order."""
         return self.to_arrow().to_pandas()
 
-    def head(self, n: int = 5) -> pa.Table:
-        """The ``n`` trajectories that finished first."""
-        return self.query(f"select * from experience order by finished_at, trajectory_id limit {int(n)}")
+    def to_polars(self) -> pl.DataFrame:
+        """All of it as a polars data frame, in no particular order.
 
-    def _connect(self) -> Any:
-        """A database in memory with the view and no way to anything else: no files, no Python variables."""
-        if not self._store.exists("format.json"):
-            raise UserError(f"there is no experience at {self.url}: give the folder of a run that has begun")
-        events, parts, segments = self._scan()
-        connection = duckdb.connect(config={"enable_external_access": "false", "python_enable_replacements": "false"})
-        connection.register("events", events)
-        connection.register("parts", parts)
-        connection.register("segments", segments)
-        connection.execute(_VIEW)
-        return connection
+        Raises
+        ------
+        UserError
+            polars is not installed.
+        """
+        try:
+            import polars as pl
+        except ImportError as error:
+            raise UserError(
+                "polars is not installed: `pip install polars`, or use to_pandas() or to_arrow()"
+            ) from error
+        frame = pl.from_arrow(self.to_arrow())
+        assert isinstance(frame, pl.DataFrame)
+        return frame
 
-    def _scan(self) -> tuple[pa.Table, Any, pa.Table]:
-        """The life log, the compacted rows (scanned when asked for) and the others (mapped or read)."""
-        for _ in range(_TRIES):
-            files = self._rows.files()
-            try:
-                events = _read(self._lives, self._lives.files())
-                segments = _read(self._rows, [file for file in files if not file.part])
-            except FileNotFoundError:
-                continue
-            paths = [self._store.path(f"{self._rows.folder}/{file.name}") for file in files if file.part]
-            if not paths:
-                return events, SCHEMA.empty_table(), segments
-            return events, ds.dataset(paths, SCHEMA, format="parquet", filesystem=self._store.fs), segments
-        raise LaminarError(f"files vanished {_TRIES} times while {self.url} was read; try again")
+    def head(self, n: int = 5) -> pd.DataFrame:
+        """The ``n`` trajectories that finished first, for people: their life, reward and text."""
+        return self.query(
+            f"select {_HEAD} from experience order by finished_at, trajectory_id limit {int(n)}"
+        ).to_pandas()
+
+    def _repr_html_(self) -> str:
+        """How many trajectories are where, and the newest of them."""
+        states = self.query("select state, count(*) as n from experience group by all order by state").to_pylist()
+        counts = ", ".join(f"{line['n']} {line['state']}" for line in states) or "no trajectory yet"
+        newest = self.query(f"select {_HEAD} from experience order by finished_at desc, trajectory_id limit 5")
+        cells = [[_cell(value) for value in line.values()] for line in newest.to_pylist()]
+        head = "".join(f"<th>{name}</th>" for name in newest.column_names)
+        body = "".join(f"<tr>{''.join(line)}</tr>" for line in cells)
+        return f"<p><b>experience</b> of {html.escape(self.url)}: {counts}</p><table><tr>{head}</tr>{body}</table>"
 
 
-def _read(segments: Segments, files: list[SegmentFile]) -> pa.Table:
-    return pa.concat_tables([segments.schema.empty_table(), *(segments.read(file) for file in files)])
+def _cell(value: Any) -> str:
+    """A table's cell; long text is cut, the whole is there to hover over.
+
+    >>> _cell("<b>"), _cell(None), _cell(0.5)
+    ('<td title="&lt;b&gt;">&lt;b&gt;</td>', '<td title=""></td>', '<td title="0.5">0.5</td>')
+    """
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    short = text if len(text) <= 120 else text[:119] + "…"
+    return f'<td title="{html.escape(text)}">{html.escape(short)}</td>'
 
 
 def _one_line(text: str) -> str:

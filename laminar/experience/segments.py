@@ -1,92 +1,35 @@
-"""Append-only files of one kind of row: small write-ahead Arrow segments, compacted into Parquet parts.
+"""Append-only files of one kind of row: small write-ahead Arrow segments, compacted and merged into Parquet parts.
 
-::
-
-    <folder>/segments/000000000065.arrow                 one append, on disk before it is acknowledged
-    <folder>/parts/000000000001-000000000064.parquet     what segments 1 to 64 held, in their order
-
-A part counts from the moment it is there, and the segments it covers no longer do, whether or not they are
-deleted yet. So a crash anywhere in a compaction neither loses a row nor shows it twice.
+Names and which of them count: ``segment_files``. A part counts from the moment it is there, and the files it
+covers no longer do, whether or not they are deleted yet. So a crash anywhere in a compaction neither loses a row
+nor shows it twice.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from laminar.errors import LaminarError
-from laminar.experience.store import Store
+from laminar.experience.segment_files import SegmentFile, covered, live, merge_due, unbroken
+from laminar.experience.store import Store, StoreError
 
-__all__ = ["SegmentFile", "Segments", "covered", "live"]
+__all__ = ["Segments"]
 
 log = logging.getLogger(__name__)
 
-_ROW_GROUP = 256
-"""Rows in a Parquet row group: the least that is read to get at one old row."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class SegmentFile:
-    """One file: the numbers of the appends in it, and whether it is a compacted part."""
-
-    first: int
-    last: int
-    part: bool = False
-
-    @property
-    def name(self) -> str:
-        """Path within the folder.
-
-        >>> SegmentFile(65, 65).name, SegmentFile(1, 64, part=True).name
-        ('segments/000000000065.arrow', 'parts/000000000001-000000000064.parquet')
-        """
-        if self.part:
-            return f"parts/{self.first:012d}-{self.last:012d}.parquet"
-        return f"segments/{self.first:012d}.arrow"
-
-    @staticmethod
-    def parse(name: str) -> SegmentFile | None:
-        """The inverse of ``name``; None for any other file.
-
-        >>> SegmentFile.parse("segments/000000000065.arrow")
-        SegmentFile(first=65, last=65, part=False)
-        >>> SegmentFile.parse("segments/notes.txt")
-        """
-        folder, _, base = name.rpartition("/")
-        stem, _, suffix = base.partition(".")
-        numbers = stem.split("-")
-        if not all(number.isdigit() for number in numbers):
-            return None
-        match folder, suffix, numbers:
-            case "segments", "arrow", [number]:
-                return SegmentFile(int(number), int(number))
-            case "parts", "parquet", [first, last]:
-                return SegmentFile(int(first), int(last), part=True)
-        return None
-
-
-def live(files: Sequence[SegmentFile]) -> list[SegmentFile]:
-    """The files that together hold every row once, in order of append.
-
-    >>> segments = [SegmentFile(1, 1), SegmentFile(2, 2), SegmentFile(3, 3)]
-    >>> [file.name for file in live([*segments, SegmentFile(1, 2, part=True)])]
-    ['parts/000000000001-000000000002.parquet', 'segments/000000000003.arrow']
-    """
-    return sorted(set(files) - set(covered(files)))
-
-
-def covered(files: Sequence[SegmentFile]) -> list[SegmentFile]:
-    """The segments whose rows are in a part already.
-
-    >>> covered([SegmentFile(1, 2, part=True), SegmentFile(2, 2), SegmentFile(3, 3)])
-    [SegmentFile(first=2, last=2, part=False)]
-    """
-    numbers = {number for file in files if file.part for number in range(file.first, file.last + 1)}
-    return [file for file in files if not file.part and file.first in numbers]
+_ROW_GROUP_BYTES = 16 << 20
+"""Bytes of rows in a Parquet row group: the least that is read to get at one old row."""
+_FAN = 8
+"""How many parts of about one size are merged into one."""
+_PART_BYTES = 256 << 20
+_LISTINGS = 5
+"""How often a listing that lacks files is taken again; then they are really gone."""
 
 
 class Segments:
@@ -98,17 +41,37 @@ class Segments:
         Where they are.
     schema
         Of every file.
+
+    Attributes
+    ----------
+    notes
+        What was found wrong and repaired, one line each.
     """
 
     def __init__(self, store: Store, folder: str, schema: pa.Schema) -> None:
         self.store, self.folder, self.schema = store, folder, schema
+        self.notes: list[str] = []
+        self._epoch = ""
+        self._check: Callable[[], None] = lambda: None
         self._next = 1
         self._loose: list[SegmentFile] = []
+        self._parts: list[tuple[SegmentFile, int]] = []
+        self._scalars = [field.name for field in schema if not pa.types.is_nested(field.type)]
 
     def files(self) -> list[SegmentFile]:
         """The live files now. Segments are listed before parts: one that is compacted in between is found in
         its part, so that a reader beside a writer misses nothing."""
-        return live(self._listed())
+        before: list[SegmentFile] = []
+        for _ in range(_LISTINGS):
+            files = live(self._listed())
+            if unbroken(files) or files == before:
+                break
+            before = files
+        return files
+
+    def path(self, file: SegmentFile) -> str:
+        """What the store knows a file by."""
+        return f"{self.folder}/{file.name}"
 
     def read(self, file: SegmentFile, columns: list[str] | None = None) -> pa.Table:
         """A file's rows.
@@ -120,7 +83,7 @@ class Segments:
         pyarrow.ArrowInvalid
             It is torn.
         """
-        data = self.store.read(f"{self.folder}/{file.name}")
+        data = self.store.read(self.path(file))
         if file.part:
             return pq.read_table(pa.BufferReader(data), columns=columns).cast(self._schema(columns))
         with pa.ipc.open_file(data) as reader:
@@ -131,26 +94,38 @@ class Segments:
         """Single rows of a file, by position."""
         if not file.part:
             return self.read(file).take(pa.array(offsets, pa.int64()))
-        part = pq.ParquetFile(pa.BufferReader(self.store.read(f"{self.folder}/{file.name}")))
-        groups = sorted({offset // _ROW_GROUP for offset in offsets})
-        start = {group: place * _ROW_GROUP for place, group in enumerate(groups)}
-        table = part.read_row_groups(groups).cast(self.schema)
-        return table.take(pa.array([start[n // _ROW_GROUP] + n % _ROW_GROUP for n in offsets], pa.int64()))
+        part = pq.ParquetFile(pa.BufferReader(self.store.read(self.path(file))))
+        tables, places, start, seen = [], dict.fromkeys(offsets, -1), 0, 0
+        for number in range(part.num_row_groups):
+            end = start + part.metadata.row_group(number).num_rows
+            if mine := [offset for offset in places if start <= offset < end]:
+                tables.append(part.read_row_group(number).cast(self.schema))
+                places |= {offset: seen + offset - start for offset in mine}
+                seen += end - start
+            start = end
+        return pa.concat_tables(tables).take(pa.array([places[offset] for offset in offsets], pa.int64()))
 
-    def recover(self, columns: list[str]) -> Iterator[tuple[SegmentFile, pa.Table]]:
+    def recover(
+        self, columns: list[str], *, epoch: str = "", check: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[SegmentFile, pa.Table]]:
         """Take the folder over from a writer that may have died anywhere; yields every live file's columns.
 
-        A torn last segment was never acknowledged: it is set aside as ``….torn`` and the log says so.
+        A torn last segment was never acknowledged: it is set aside as ``….torn``, and ``notes`` and the log say so.
+
+        Parameters
+        ----------
+        epoch, check
+            The owner's claim, and what raises once a later owner is there.
 
         Raises
         ------
         LaminarError
             A file before the last is damaged: acknowledged rows are in it, so somebody has to decide.
         """
+        self._epoch, self._check = epoch, check
         for kind in ("segments", "parts"):
             self.store.sweep(f"{self.folder}/{kind}")
-        listed = self._listed()
-        files = live(listed)
+        files = self.files()
         self._next = max((file.last for file in files), default=0) + 1
         for file in files:
             try:
@@ -158,24 +133,28 @@ class Segments:
             except (pa.ArrowInvalid, OSError) as error:
                 self._set_aside(file, error, is_last=file == files[-1])
                 continue
-            if not file.part:
+            if file.part:
+                self._parts.append((file, self.store.size(self.path(file))))
+            else:
                 self._loose.append(file)
             yield file, table
-        self.store.delete(f"{self.folder}/{file.name}" for file in covered(listed))
+        self.store.delete(self.path(file) for file in covered(self._listed()))
 
     def append(self, batch: pa.RecordBatch) -> SegmentFile:
         """Write a batch as the next segment; it is on disk when this returns.
 
         Raises
         ------
-        LaminarError
+        StoreError
             It could not be written; the next append takes the same number.
+        LaminarError
+            A later owner has taken the folder over. What was written is void.
         """
-        file = SegmentFile(self._next, self._next)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, self.schema) as writer:
+        self._check()
+        file = SegmentFile(self._next, self._next, epoch=self._epoch)
+        with self.store.writing(self.path(file)) as sink, pa.ipc.new_file(sink, self.schema) as writer:
             writer.write_batch(batch)
-        self.store.write(f"{self.folder}/{file.name}", sink.getvalue())
+        self._check()
         self._next += 1
         self._loose.append(file)
         return file
@@ -185,35 +164,80 @@ class Segments:
         """How many segments are in no part yet."""
         return len(self._loose)
 
-    def compact(self, count: int) -> tuple[SegmentFile, pa.Table]:
+    def compact(self, count: int) -> tuple[SegmentFile, pa.ChunkedArray]:
         """Write the oldest ``count`` segments as one part. May run beside ``append``; then ``forget`` them.
 
         Returns
         -------
-        The part and its rows.
+        The part, and the first column of its rows.
         """
         files = self._loose[:count]
-        table = pa.concat_tables(self.read(file) for file in files)
-        part = SegmentFile(files[0].first, files[-1].last, part=True)
-        sink = pa.BufferOutputStream()
-        scalars = [field.name for field in self.schema if not pa.types.is_nested(field.type)]
-        pq.write_table(
-            table,
-            sink,
-            row_group_size=_ROW_GROUP,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=scalars,  # tokens and logprobs repeat too little: 3 times as fast, and smaller
-            write_statistics=scalars,
-        )
-        self.store.write(f"{self.folder}/{part.name}", sink.getvalue())
-        return part, table
+        return self._write_part(files, (self.read(file) for file in files))
 
     def forget(self, count: int) -> None:
         """Delete the oldest ``count`` segments, once a part covers them and nobody reads them any more."""
+        self._check()
         files = self._loose[:count]
         del self._loose[:count]
-        self.store.delete(f"{self.folder}/{file.name}" for file in files)
+        self.store.delete(self.path(file) for file in files)
+
+    def merge(self) -> tuple[SegmentFile, pa.ChunkedArray] | None:
+        """Write the newest parts as one, if so many are of about one size; then ``forget_covered``."""
+        count = merge_due([size for _, size in self._parts], fan=_FAN, cap=_PART_BYTES)
+        if not count:
+            return None
+        files = [file for file, _ in self._parts[-count:]]
+        return self._write_part(files, (table for file in files for table in self._row_groups(file)))
+
+    def forget_covered(self, part: SegmentFile) -> None:
+        """Delete the parts whose rows are in this one."""
+        self._check()
+        inside = [file for file, _ in self._parts if part.first <= file.first and file.last <= part.last]
+        gone = [file for file in inside if file != part]
+        self._parts = [(file, size) for file, size in self._parts if file not in gone]
+        self.store.delete(self.path(file) for file in gone)
+
+    def _write_part(
+        self, files: Sequence[SegmentFile], tables: Iterator[pa.Table]
+    ) -> tuple[SegmentFile, pa.ChunkedArray]:
+        """Write tables one after another, in row groups of a bounded size."""
+        part = SegmentFile(files[0].first, files[-1].last, part=True)
+        names: list[pa.ChunkedArray] = []
+        waiting: list[pa.Table] = []
+        with self._part_writer(part) as writer:
+            for table in tables:
+                names.append(table.column(0))
+                waiting.append(table)
+                if sum(held.nbytes for held in waiting) >= _ROW_GROUP_BYTES:
+                    self._write_rows(writer, waiting)
+                    waiting = []
+            if waiting:
+                self._write_rows(writer, waiting)
+        self._parts.append((part, self.store.size(self.path(part))))
+        return part, pa.chunked_array([chunk for name in names for chunk in name.chunks], self.schema[0].type)
+
+    def _write_rows(self, writer: Any, tables: list[pa.Table]) -> None:
+        table = pa.concat_tables(tables)
+        per_row = max(1, table.nbytes // max(1, table.num_rows))
+        writer.write_table(table, row_group_size=max(1, 2 * _ROW_GROUP_BYTES // per_row))
+
+    @contextmanager
+    def _part_writer(self, part: SegmentFile) -> Iterator[Any]:
+        with self.store.writing(self.path(part)) as sink:
+            with pq.ParquetWriter(
+                sink,
+                self.schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=self._scalars,  # tokens and logprobs repeat too little: 3 times as fast, and smaller
+                write_statistics=self._scalars,
+            ) as writer:
+                yield writer
+
+    def _row_groups(self, file: SegmentFile) -> Iterator[pa.Table]:
+        part = pq.ParquetFile(pa.BufferReader(self.store.read(self.path(file))))
+        for number in range(part.num_row_groups):
+            yield part.read_row_group(number).cast(self.schema)
 
     def _listed(self) -> list[SegmentFile]:
         names = [
@@ -225,8 +249,13 @@ class Segments:
         return self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
 
     def _set_aside(self, file: SegmentFile, error: Exception, *, is_last: bool) -> None:
-        where = f"{self.store.url}/{self.folder}/{file.name}"
+        where = f"{self.store.url}/{self.path(file)}"
+        if isinstance(error, StoreError):
+            raise error
         if file.part or not is_last:
             raise LaminarError(f"{where} is damaged ({error}): restore it, or move it away to go on without its rows")
-        log.warning("%s is torn (%s): it was never acknowledged and is set aside as .torn", where, error)
-        self.store.rename(f"{self.folder}/{file.name}", f"{self.folder}/{file.name}.torn")
+        note = f"{where} is torn ({error}): it was never acknowledged and is set aside as .torn"
+        self.notes.append(note)
+        log.warning(note)
+        self.store.rename(self.path(file), f"{self.path(file)}.torn")
+        self._next = file.first

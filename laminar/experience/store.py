@@ -14,12 +14,16 @@ from fsspec.implementations.local import LocalFileSystem
 
 from laminar.errors import LaminarError, UserError
 
-__all__ = ["Store"]
+__all__ = ["Store", "StoreError"]
 
 _PUT_IS_ATOMIC: Final = {"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "r2"}
 """Object stores: a name shows up once all of it is there. Elsewhere a temporary name is moved into place."""
 
 _TEMPORARY: Final = ".tmp"
+
+
+class StoreError(LaminarError):
+    """A store does not do what it is asked for, now: it is full, gone, slow or refuses. Later it may."""
 
 
 class Store:
@@ -39,7 +43,7 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         try:
-            self.fs, root = fsspec.core.url_to_fs(self.url)
+            self.fs, root = fsspec.core.url_to_fs(self.url, **_options(self.url))
         except (ValueError, ImportError) as error:
             raise UserError(f"cannot use the store {url}: {_reason(error)}") from error
         self._root = str(root).rstrip("/")
@@ -67,21 +71,33 @@ class Store:
         return f"{self._root}/{name}"
 
     def write(self, name: str, data: pa.Buffer) -> None:
-        """Write a file. When this returns it outlives the process, and on a local disk the machine's power.
+        """Write a file, as :meth:`writing` does."""
+        with self.writing(name) as sink:
+            sink.write(data)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Any]:
+        """Something to write a file to. When the block ends, the file outlives the process, and on a local disk
+        the machine's power.
 
         Raises
         ------
-        LaminarError
+        StoreError
             The store cannot take it. The file is not there, or is there whole.
         """
-        with self._naming(
-            "write to", LaminarError, "what was acknowledged is kept; resume when it can be written again"
-        ):
-            self._put(name, data)
+        advice = "what was acknowledged is kept; resume when it can be written again"
+        with self._naming("write to", StoreError, advice):
+            if self.local:
+                with _writing_durably(Path(self.path(name))) as sink:
+                    yield sink
+                return
+            buffer = pa.BufferOutputStream()
+            yield buffer
+            self._put(name, buffer.getvalue())
 
     def read(self, name: str) -> pa.Buffer:
         """A file's bytes; mapped, not read, where it is local. FileNotFoundError if it is not there."""
-        with self._naming("read from", LaminarError, "try again when it can be reached", missing_is_known=True):
+        with self._naming("read from", StoreError, "try again when it can be reached", missing_is_known=True):
             if self.local:
                 if Path(self.path(name)).stat().st_size == 0:
                     return pa.py_buffer(b"")
@@ -90,16 +106,21 @@ class Store:
 
     def exists(self, name: str) -> bool:
         """Whether a file is there."""
-        with self._naming("read from", LaminarError, "try again when it can be reached"):
+        with self._naming("read from", StoreError, "try again when it can be reached"):
             return bool(self.fs.exists(self.path(name)))
 
     def names(self, folder: str) -> list[str]:
         """The files in a folder, sorted, without half-written ones. Empty if there is no such folder."""
         return [name for name in self._entries(folder) if not name.endswith(_TEMPORARY)]
 
+    def size(self, name: str) -> int:
+        """A file's bytes."""
+        with self._naming("read from", StoreError, "try again when it can be reached"):
+            return int(self.fs.size(self.path(name)))
+
     def delete(self, names: Iterable[str]) -> None:
         """Remove files; those already gone are no error."""
-        with self._naming("delete from", LaminarError, "nothing is lost; resume when it can be written again"):
+        with self._naming("delete from", StoreError, "nothing is lost; resume when it can be written again"):
             for name in names:
                 try:
                     self.fs.rm_file(self.path(name))
@@ -108,7 +129,7 @@ class Store:
 
     def rename(self, name: str, new: str) -> None:
         """Give a file another name in this store."""
-        with self._naming("rename in", LaminarError, "resume when it can be written again"):
+        with self._naming("rename in", StoreError, "resume when it can be written again"):
             self.fs.mv(self.path(name), self.path(new))
 
     def sweep(self, folder: str) -> None:
@@ -116,7 +137,7 @@ class Store:
         self.delete(f"{folder}/{name}" for name in self._entries(folder) if name.endswith(_TEMPORARY))
 
     def _entries(self, folder: str) -> list[str]:
-        with self._naming("list", LaminarError, "try again when it can be reached"):
+        with self._naming("list", StoreError, "try again when it can be reached"):
             if self.local:
                 try:
                     return sorted(os.listdir(self.path(folder)))  # noqa: PTH208  (one call, no Path objects)
@@ -132,7 +153,8 @@ class Store:
     def _put(self, name: str, data: pa.Buffer) -> None:
         path = self.path(name)
         if self.local:
-            _write_durably(Path(path), data)
+            with _writing_durably(Path(path)) as sink:
+                sink.write(data)
         elif self._atomic_put:
             self.fs.pipe_file(path, data.to_pybytes())
         else:
@@ -147,27 +169,33 @@ class Store:
         try:
             yield
         except Exception as error:
-            if missing_is_known and isinstance(error, FileNotFoundError):
+            if isinstance(error, LaminarError) or (missing_is_known and isinstance(error, FileNotFoundError)):
                 raise
             raise kind(f"cannot {doing} {self.url}: {_reason(error)}; {advice}") from error
 
 
-def _write_durably(path: Path, data: pa.Buffer) -> None:
+@contextmanager
+def _writing_durably(path: Path) -> Iterator[Any]:
+    """A file that is moved to ``path`` once all of it is on disk; then its name is on disk too."""
     temporary = path.with_name(path.name + _TEMPORARY)
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
+    with pa.OSFile(str(temporary), "wb") as sink:
+        yield sink
+        sink.flush()
+        os.fsync(sink.fileno())
     temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _options(url: str) -> dict[str, Any]:
+    """What a driver is told where the user's fsspec configuration says nothing: S3 answers soon or not at all."""
+    protocol = fsspec.core.split_protocol(url)[0]
+    if protocol not in ("s3", "s3a") or "config_kwargs" in fsspec.config.conf.get(protocol, {}):
+        return {}
+    return {"config_kwargs": {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 4}}}
 
 
 def _reason(error: Any) -> str:

@@ -7,30 +7,34 @@ owner's process are the leases: their rows are ready again. Other processes read
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-import uuid
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from laminar.errors import LaminarError
-from laminar.experience.index import READY, Event, Index, Life, Row
+from laminar.experience.compaction import Compactor
+from laminar.experience.epochs import Epoch
+from laminar.experience.evictors import staleness_ceiling as at_most
+from laminar.experience.facts import FACTS, READY, Event, Life, Row
+from laminar.experience.index import Index
+from laminar.experience.leases import Leases
 from laminar.experience.life import LifeLog
 from laminar.experience.payloads import Payloads
-from laminar.experience.samplers import fifo
+from laminar.experience.samplers import Rules, choose
 from laminar.experience.schema import SCHEMA
+from laminar.experience.segment_files import SegmentFile
 from laminar.experience.segments import Segments
 from laminar.experience.store import Store
 
 __all__ = ["ExperienceTable", "Lease"]
 
 log = logging.getLogger(__name__)
-
-_FACTS = ["trajectory_id", "group_id", "sample", "group_size", "weight_version", "drop_reason"]
-"""The columns that the index keeps: the fields of ``Row``, in their order."""
 
 
 @dataclass(frozen=True)
@@ -42,49 +46,66 @@ class Lease:
     groups: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    lessee: str
-    groups: tuple[str, ...]
-
-
 class ExperienceTable:
     """Rows, groups and their life under ``<url>/experience``. Opening it recovers from the files.
 
-    One process may own it at a time; its methods may be called from any thread.
+    One process owns it at a time: opening it takes it from whoever had it. Methods may be called from any thread.
 
     Parameters
     ----------
     url
         The run's folder: a path or an fsspec URL.
+    rules
+        How groups are chosen to be trained on, and which are evicted instead.
     memory_bytes
         Most bytes of rows kept in memory. All rows are on disk; older ones are read again when leased.
     compact_after
         Number of write-ahead segments that are compacted into one Parquet part, in the background.
+    compact_in
+        Where compaction runs; a thread of its own if None.
+    clock, now
+        For leases (seconds, monotonic), and for the age of groups (unix time in seconds).
+
+    Attributes
+    ----------
+    notes
+        What was found wrong at opening and repaired, one line each.
 
     Raises
     ------
     UserError
         The store cannot be written.
     LaminarError
-        A file is damaged. Any method raises it, too, when the store fails; what it was to do is not done.
+        A file is damaged. Any method raises it, too, when the store fails (``StoreError``) or a later owner has the
+        table; what it was to do is not done.
     """
 
-    def __init__(self, url: str, *, memory_bytes: int = 1 << 30, compact_after: int = 64) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        rules: Rules | None = None,
+        memory_bytes: int = 1 << 30,
+        compact_after: int = 64,
+        compact_in: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         store = Store(f"{url.rstrip('/')}/experience")
-        store.create(f"{kind}/{part}" for kind in ("rows", "life") for part in ("segments", "parts"))
+        store.create(["epochs", *(f"{kind}/{part}" for kind in ("rows", "life") for part in ("segments", "parts"))])
         self.url = url
+        self._rules = rules or Rules()
+        self._now = now
+        self._epoch = Epoch(store)
         self._rows = Segments(store, "rows", SCHEMA)
         self._log = LifeLog(store)
         self._payloads = Payloads(self._rows, memory_bytes)
         self._index = Index()
-        self._leases: dict[str, _Held] = {}
-        self._ended: dict[str, str] = {}
-        self._lock = threading.Lock()
-        self._compact_after = compact_after
-        self._compactor = ThreadPoolExecutor(1, thread_name_prefix="laminar-compact")
-        self._compacting: dict[str, Future[None]] = {}
+        self._leases = Leases(clock)
+        self._lock = threading.RLock()
+        self._compactor = Compactor(compact_after, self._moved, compact_in)
         self._recover()
+        self.notes = [*self._rows.notes, *self._log.segments.notes]
         self._counts = self._index.counts()
 
     def append(self, batch: pa.RecordBatch) -> list[str]:
@@ -116,14 +137,23 @@ class ExperienceTable:
                 self._index.add(rows)
                 self._payloads.locate(file, [row.trajectory_id for row in rows])
                 self._payloads.keep(file, pa.Table.from_batches([batch]))
-                self._compact_if_due(self._rows)
+                self._compactor.look(self._rows)
             self._record(self._index.verdicts())
             return [row.trajectory_id for row in rows]
 
-    def lease(self, groups: int, *, version: int, staleness_ceiling: int | None, lessee: str) -> Lease | None:
-        """Hand out the ``groups`` ready groups that have been complete for longest.
+    def lease(
+        self,
+        groups: int,
+        *,
+        version: int,
+        staleness_ceiling: int | None,
+        lessee: str,
+        seconds: float | None = None,
+    ) -> Lease | None:
+        """Hand out ``groups`` ready groups, chosen by the table's rules.
 
-        Ready groups that are too stale are evicted with the reason ``stale``, also if too few are left.
+        Groups that the rules give up are evicted with their reason, also if too few are left. A group beyond the
+        ceiling goes first, as ``stale``.
 
         Parameters
         ----------
@@ -133,24 +163,30 @@ class ExperienceTable:
             Most versions that a row may lie behind it; None for no bound.
         lessee
             Who trains on them; ``release_all`` takes them back by this name.
+        seconds
+            After which the groups are ready again if the lease was neither committed nor released; None: never.
 
         Returns
         -------
         None if fewer than ``groups`` groups are ready.
         """
+        rules = self._rules
+        if staleness_ceiling is not None:
+            rules = replace(rules, evictors=(at_most(staleness_ceiling), *rules.evictors))
         with self._lock:
-            choice = fifo(self._index.ready(), groups=groups, version=version, staleness_ceiling=staleness_ceiling)
-            self._record(self._index.change(choice.stale, Life("evicted", reason="stale")))
+            self._epoch.check()
+            self._expire()
+            choice = choose(self._index.ready(), groups=groups, version=version, now=self._now(), rules=rules)
+            self._evict(choice.evict)
             if not choice.take:
                 return None
             names = sorted(choice.take)
             table = self._payloads.gather(
                 [row.trajectory_id for name in names for row in self._index.groups[name].scored]
             )
-            self._apply(self._index.change(names, Life("leased")))
-            lease = Lease(f"{lessee}-{uuid.uuid4().hex[:12]}", table, names)
-            self._leases[lease.id] = _Held(lessee, tuple(names))
-            return lease
+            self._index.lease(names)
+            self._counts = self._index.counts()
+            return Lease(self._leases.hold(lessee, names, seconds=seconds), table, names)
 
     def commit(self, lease_id: str, *, step: int, version: int, groups: Sequence[str] = ()) -> None:
         """Note on disk that a lease's rows were trained by ``step``, which updated ``version``. Idempotent.
@@ -158,34 +194,44 @@ class ExperienceTable:
         Parameters
         ----------
         groups
-            The lease's groups. With them the commit also counts if the owner was restarted since it gave the
-            lease, and so does not know it.
+            The lease's groups. With them the commit also counts if the lease has expired, or the owner was
+            restarted since it gave the lease and does not know it, as long as nobody else has the groups.
 
         Raises
         ------
         LaminarError
-            The lease was released, or is unknown and its groups are no longer free to be committed.
+            The lease was released, or has expired or is unknown and its groups are no longer free to be committed.
         """
         trained = Life("trained", step, version)
         with self._lock:
+            self._expire()
             held = self._leases.get(lease_id)
             if held is not None:
                 self._record(self._index.change(held.groups, trained))
-                self._end(lease_id, "committed")
-            elif self._ended.get(lease_id) != "committed":
-                self._commit_unknown(lease_id, trained, groups)
+                self._leases.end(lease_id, "committed")
+            elif self._leases.how(lease_id) != "committed":
+                self._commit_ended(lease_id, trained, groups)
 
     def release(self, lease_id: str) -> None:
         """Give a lease's rows back, untrained. A lease that has ended is no error."""
         with self._lock:
-            self._release([lease_id] if lease_id in self._leases else [])
+            self._give_back([lease_id] if self._leases.get(lease_id) else [], "released")
 
     def release_all(self, lessee: str) -> int:
         """Give back all that somebody holds, because it died; the number of leases it held."""
         with self._lock:
-            mine = [name for name, held in self._leases.items() if held.lessee == lessee]
-            self._release(mine)
+            mine = self._leases.of(lessee)
+            self._give_back(mine, "released")
             return len(mine)
+
+    def evict(self, groups: Iterable[str], reason: str) -> int:
+        """Give groups up, because they cannot be completed or shall not be trained on; the number of rows.
+
+        Rows that arrive for such a group later are evicted with the same reason. What is leased stays leased, and
+        a group of which nothing has arrived yet is no error.
+        """
+        with self._lock:
+            return self._evict(dict.fromkeys(groups, reason))
 
     def rewind(self, step: int) -> int:
         """Make ready again what was trained after ``step``, the last one of the checkpoint resumed from.
@@ -231,9 +277,14 @@ class ExperienceTable:
         with self._lock:
             return set(self._index.groups)
 
+    def groups_settled(self) -> set[str]:
+        """Groups that nothing more will be done with: evicted, or complete with every row trained or dropped."""
+        with self._lock:
+            return self._index.settled()
+
     def close(self) -> None:
         """Let a compaction end. Nothing else is pending: every method leaves its work on disk."""
-        self._compactor.shutdown(wait=True)
+        self._compactor.close()
 
     def _new_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Row]]:
         rows = _facts(batch)
@@ -252,61 +303,58 @@ class ExperienceTable:
         if events:
             self._index.allow(events)
             self._log.write(events)
-            self._compact_if_due(self._log.segments)
+            self._compactor.look(self._log.segments)
         self._apply(events)
 
     def _apply(self, events: Sequence[Event]) -> None:
         self._index.apply(events)
         self._counts = self._index.counts()
 
-    def _end(self, lease_id: str, how: str) -> None:
-        del self._leases[lease_id]
-        self._ended[lease_id] = how
+    def _evict(self, reasons: Mapping[str, str]) -> int:
+        events = [event for name, reason in reasons.items() for event in self._index.evict([name], reason)]
+        self._record(events)
+        return len(events)
 
-    def _release(self, lease_ids: Iterable[str]) -> None:
+    def _expire(self) -> None:
+        self._give_back(self._leases.overdue(), "expired")
+
+    def _give_back(self, lease_ids: Iterable[str], how: str) -> None:
         for name in lease_ids:
-            self._apply(self._index.change(self._leases[name].groups, READY))
-            self._end(name, "released")
+            held = self._leases.end(name, how)
+            self._index.give_back(held.groups)
+        self._counts = self._index.counts()
 
-    def _commit_unknown(self, lease_id: str, trained: Life, groups: Sequence[str]) -> None:
+    def _commit_ended(self, lease_id: str, trained: Life, groups: Sequence[str]) -> None:
         rows = [row for name in groups if name in self._index.groups for row in self._index.groups[name].scored]
         lives = {self._index.life(row.trajectory_id) for row in rows}
-        how = self._ended.get(lease_id, "unknown")
+        how = self._leases.how(lease_id)
         if lives == {trained}:
             return
         if how == "released" or lives != {READY}:
             raise LaminarError(f"lease {lease_id} is {how}: its rows cannot be committed for step {trained.step}")
         self._record(self._index.change(groups, trained))
-        self._ended[lease_id] = "committed"
+        self._leases.note(lease_id, "committed")
 
     def _recover(self) -> None:
-        for file, table in self._rows.recover(_FACTS):
+        claim: dict[str, Any] = {"epoch": self._epoch.name, "check": self._epoch.check}
+        for file, table in self._rows.recover(FACTS, **claim):
             rows = _facts(table)
             self._index.add(rows)
             self._payloads.locate(file, [row.trajectory_id for row in rows])
-        lives = self._log.recover()
+        lives = self._log.recover(**claim)
         if strangers := lives.keys() - self._index.rows.keys():
             log.warning("%s: the life log names %d rows that are not there", self.url, len(strangers))
         known = [(name, life) for name, life in lives.items() if name not in strangers and life != READY]
         self._index.apply([Event(name, life) for name, life in known])
         self._record(self._index.verdicts())
 
-    def _compact_if_due(self, segments: Segments) -> None:
-        running = self._compacting.get(segments.folder)
-        if segments.loose % self._compact_after == 0 and (running is None or running.done()):
-            self._compacting[segments.folder] = self._compactor.submit(self._compact, segments, segments.loose)
-
-    def _compact(self, segments: Segments, count: int) -> None:
-        try:
-            part, table = segments.compact(count)
-            if segments is self._rows:
-                with self._lock:
-                    self._payloads.compacted(part, table["trajectory_id"].to_pylist())
-            segments.forget(count)
-        except Exception as error:  # noqa: BLE001  (a thread's boundary: the segments still hold every row)
-            log.warning("%s: compaction failed and will be tried again: %s", self.url, error)
+    def _moved(self, segments: Segments, part: SegmentFile, names: pa.ChunkedArray) -> None:
+        if segments is self._rows:
+            with self._lock:
+                self._payloads.compacted(part, names.to_pylist())
 
 
 def _facts(table: Any) -> list[Row]:
-    columns = [table.column(name).to_pylist() for name in _FACTS]
+    columns = [table.column(name).to_pylist() for name in FACTS]
+    columns[1] = [sys.intern(name) for name in columns[1]]  # one string a group, not one a row
     return [Row(*values) for values in zip(*columns, strict=True)]

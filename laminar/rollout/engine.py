@@ -26,13 +26,16 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A request to the engine. ``prefix_ids``/``prefix_logprobs`` were generated before (hand-over, failover):
-    they are fed as context and counted against ``max_new_tokens``, and come back at the head of the result."""
+    they are fed as context and counted against ``max_new_tokens``, and come back at the head of the result.
+    ``waits_until`` (Unix seconds): it goes on when its environment has answered; until then it only holds its slot.
+    """
 
     id: str
     prompt_ids: Sequence[int]
     sampling: Sampling
     prefix_ids: Sequence[int] = ()
     prefix_logprobs: Sequence[float] = ()
+    waits_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Delta:
 class Generated:
     """The end of a request: all of its ids and logprobs (prefix included), and why it ended.
 
-    ``first_token_at``: ``time.time()`` of the first new token; 0.0 if none came.
+    ``first_token_at``: ``time.time()`` of the first new token; 0.0 if none came. ``waits_until``: of an aborted
+    one that was waiting for its environment, what a new ``Generation`` is given.
     """
 
     id: str
@@ -58,6 +62,7 @@ class Generated:
     finish_reason: FinishReason
     first_token_at: float = 0.0
     message: str = ""
+    waits_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from laminar.rollout.emulation import PROMPT_TOKENS, EmulatedTokenizer, is_emulated
 from laminar.trajectory import Prompt
 
 __all__ = ["decode", "encode", "load_tokenizer", "stop_ids"]
 
 
 def load_tokenizer(model: str) -> Any:
-    """The tokenizer of a checkpoint folder. Never looks on a hub."""
+    """The tokenizer of a checkpoint folder, or one of counts where there is no model. Never looks on a hub."""
+    if is_emulated(model):
+        return EmulatedTokenizer(int(model.partition(":")[2] or PROMPT_TOKENS))
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model, local_files_only=True)  # type: ignore[no-untyped-call]

@@ -42,7 +42,9 @@ def load_model(folder: Path, device: torch.device) -> Any:
     engine, so that the importance ratio is 1 at equal weights.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # workers share the terminal of the run's own progress
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     return model.to(device).eval()
 

@@ -20,6 +20,7 @@ __all__ = [
     "Event",
     "Level",
     "MessageEvent",
+    "RepackEvent",
     "ReplicaEvent",
     "StageEvent",
     "StepEvent",
@@ -106,6 +107,26 @@ class MessageEvent(TypedDict, total=False):
     level: Level
 
 
+class RepackEvent(TypedDict, total=False):
+    """Repack emptied a replica, moved trajectories, or found out what that had won."""
+
+    type: Literal["repack"]
+    action: Literal["release", "move", "review", "drained"]
+    why: str
+    """The trigger: ``periodic``, ``published``, both, or ``by hand``."""
+    source: str
+    targets: str
+    trajectories: int
+    version: int
+    """Weight version of what moves."""
+    gain_expected: float
+    """Replica seconds, at the release."""
+    gain_measured: float
+    """Replica seconds, once all lengths are known."""
+    seconds: float | None
+    """Median from the request to generating on the target."""
+
+
 class StageEvent(TypedDict, total=False):
     """A stage of the flow changed its state."""
 
@@ -115,7 +136,7 @@ class StageEvent(TypedDict, total=False):
     """``running``, ``done``, ``kept`` (an earlier run's result is used) or ``failed``."""
 
 
-Event = StepEvent | ReplicaEvent | TableEvent | EvaluationEvent | MessageEvent | StageEvent
+Event = StepEvent | ReplicaEvent | TableEvent | EvaluationEvent | MessageEvent | RepackEvent | StageEvent
 
 
 def topic(run_id: str) -> str:

@@ -18,8 +18,15 @@ Columns that ``summary`` and ``report`` look for; every one may be missing, and 
 ``replicas``, one row a replica and look
     ``name``, ``version``, ``state``, ``running``, ``waiting``, ``kv_used``, ``kv_total`` (tokens), ``up``
     and ``busy`` (the replica's own clocks: seconds since its start, and of these generating).
+``relays``, one row a relay and look
+    ``name``, ``version``, ``lag`` (versions behind the newest), ``position`` (in its last chain; 0 sent first),
+    ``bytes_in``, ``bytes_out`` (of the data plane), ``repairs`` (relays it passed over), ``bytes`` (of shared
+    memory), ``held`` (versions), ``transport``.
 ``evaluations``, one row a held-out evaluation
     ``step``, ``version``, ``reward_mean``, ``greedy_accuracy``, ``prompts``.
+``repack``, one row a release of a replica, a hand-over, or what a release turned out to have won
+    ``action``, ``why``, ``source``, ``targets``, ``trajectories``, ``gain_expected``, ``gain_measured`` (replica
+    seconds), ``seconds`` (median of a hand-over).
 ``events``, anything else worth keeping: ``level``, ``text``.
 
 Every row gets ``time`` (unix seconds) unless it has one.
@@ -41,7 +48,7 @@ from laminar.experience.store import Store
 
 __all__ = ["KINDS", "MetricsWriter", "read_metrics", "rows_to_table"]
 
-KINDS = ("steps", "replicas", "evaluations", "events")
+KINDS = ("steps", "replicas", "relays", "evaluations", "events")
 """The kinds that a run writes; a writer takes any lower-case name."""
 
 _FOLDER = "metrics"

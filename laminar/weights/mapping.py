@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from functools import cached_property
@@ -30,6 +31,9 @@ from laminar.weights.segment import (
 
 __all__ = ["Segment", "Slot"]
 
+MADV_POPULATE_WRITE = 23
+"""From Linux' ``mman.h``; Python has no name for it yet."""
+
 
 class Slot:
     """One slot's file, mapped. Its fields are read where they lie and change under whoever holds no lock."""
@@ -38,7 +42,8 @@ class Slot:
         self.path = path
         self.layout = layout
         start = header_bytes(layout)
-        view = memoryview(_map(path, slot_bytes(layout), writable=writable))
+        self._map = _map(path, slot_bytes(layout), writable=writable)
+        view = memoryview(self._map)
         self.words = view[:start].cast("Q")
         self.payload = view[start:]
         if self.words[0] != MAGIC or self.words[SLOT_LAYOUT] != int(layout.hash, 16):
@@ -89,6 +94,11 @@ class Slot:
             return try_lock(self.path, SHARED)
         except FileNotFoundError:
             return None
+
+    def populate(self) -> None:
+        """Enter every page into this process's tables now, so that the first version is not slower than later ones."""
+        with contextlib.suppress(OSError):  # before Linux 5.14: each page at its first touch, then
+            self._map.madvise(MADV_POPULATE_WRITE)
 
     def verify(self) -> None:
         """Raise ``LaminarError`` unless every chunk matches its hash and they their digest. Pin it before."""

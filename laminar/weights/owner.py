@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from laminar.errors import LaminarError
 from laminar.weights import segment as files
+from laminar.weights.incoming import Incoming
 from laminar.weights.layout import Layout
 from laminar.weights.locks import EXCLUSIVE, hold, release
 from laminar.weights.mapping import Segment, Slot
 from laminar.weights.segment import PUBLISHED
+from laminar.weights.slots import free_slot
 
 __all__ = ["OwnerStatus", "Promoted", "SegmentOwner"]
 
@@ -98,6 +102,8 @@ class SegmentOwner:
             files.clear(self.root)
             files.create(self.root, layout, slots)
             self._segment = Segment(self.root, writable=True)
+            for slot in self._segment.slots:
+                slot.populate()
 
     def promote(self, version: int) -> Promoted:
         """Make a staged version the newest that can be read, once every chunk matches its hash.
@@ -127,6 +133,68 @@ class SegmentOwner:
                 return Promoted(version, slot.digest, time.perf_counter() - started)
             finally:
                 release(lock)
+
+    def receive(self, version: int, *, parts: int = 1, deadline: float = 0.5) -> Incoming:
+        """Take a slot for a version that comes from another relay.
+
+        Raises
+        ------
+        ValueError
+            A newer one, or this one, can be read already.
+        TimeoutError
+            No slot came free in ``deadline`` seconds; the message says who pins which.
+        LaminarError
+            Nothing is prepared.
+        """
+        with self._mutex:
+            segment = self._prepared()
+            if segment.head is not None and version <= segment.head[0]:
+                raise ValueError(f"version {version} is not newer than {segment.head[0]}, the newest under {self.root}")
+            slot, lock = free_slot(segment, version, deadline=deadline)
+            return Incoming(version, slot, lock, parts)
+
+    def commit(self, incoming: Incoming, digest: str = "") -> Promoted:
+        """Make a received version the newest that can be read: every range is there and proven.
+
+        Raises
+        ------
+        LaminarError
+            Its digest is not the one that its sender said.
+        ValueError
+            A newer one can be read already.
+        """
+        started = time.perf_counter()
+        assert incoming.whole and incoming.lock is not None, "commit comes after the last chunk, once"
+        with self._mutex:
+            segment = self._prepared()
+            found = incoming.seal(digest)
+            if segment.head is not None and incoming.version <= segment.head[0]:
+                raise ValueError(f"version {incoming.version} was overtaken by {segment.head[0]}")
+            incoming.slot.stamp = (incoming.version, PUBLISHED)
+            segment.head = (incoming.version, segment.slots.index(incoming.slot))
+            release(incoming.lock)
+            incoming.lock = None
+            return Promoted(incoming.version, found, time.perf_counter() - started)
+
+    @contextmanager
+    def pinned(self, version: int) -> Iterator[Slot]:
+        """Keep a version that can be read from being recycled, for as long as it is sent on.
+
+        Raises
+        ------
+        LookupError
+            It is not here (any more).
+        """
+        slot = self._segment.published().get(version) if self._segment else None
+        lock = slot.pin() if slot else None
+        if slot is None or lock is None:
+            raise LookupError(f"version {version} cannot be read under {self.root}; held: {self.held()}")
+        try:
+            if slot.stamp != (version, PUBLISHED):
+                raise LookupError(f"version {version} under {self.root} was recycled just now")
+            yield slot
+        finally:
+            release(lock)
 
     def head(self) -> int | None:
         """The newest version that can be read."""

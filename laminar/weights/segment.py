@@ -32,6 +32,7 @@ from laminar.weights.locks import EXCLUSIVE, release, try_lock
 __all__ = [
     "clear",
     "create",
+    "host_label",
     "pack_word",
     "remove_segments",
     "segment_root",
@@ -49,9 +50,15 @@ HEAD_WORD, HEAD_SLOTS, HEAD_LAYOUT = 1, 2, 3
 SLOT_STAMP, SLOT_LAYOUT, SLOT_DIGEST, SLOT_HASHES = 1, 2, 3, 8
 
 
-def segment_root(run: str) -> Path:
-    """The folder of a run's weights on this host."""
-    return Path("/dev/shm") / f"{PREFIX}{run}"
+def host_label() -> str:
+    """Tells hosts apart that share one ``/dev/shm`` (emulated ones): the variable ``LAMINAR_HOST``; else empty."""
+    return os.environ.get("LAMINAR_HOST", "")
+
+
+def segment_root(run: str, label: str | None = None) -> Path:
+    """The folder of a run's weights on this host, or on the emulated host ``label``."""
+    label = host_label() if label is None else label
+    return Path("/dev/shm") / (f"{PREFIX}{run}@{label}" if label else f"{PREFIX}{run}")
 
 
 def pack_word(version: int, tag: int) -> int:

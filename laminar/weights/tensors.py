@@ -8,11 +8,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 
 from laminar.weights.checksum import THREADS, chunk_hash, digest
 from laminar.weights.layout import Layout
 
 __all__ = ["digest_of", "fill", "views"]
+
+CACHED_BYTES = 256 << 10
+"""Bytes that a core copies before it hashes them: its second-level cache still holds them then."""
 
 HostPieces = list[tuple[int, npt.NDArray[np.uint8]]]
 """Parts of one chunk: the byte in the chunk where a part goes, and its bytes."""
@@ -49,16 +53,24 @@ def digest_of(tensors: Mapping[str, torch.Tensor], layout: Layout) -> str:
 def fill(payload: memoryview, tensors: Mapping[str, torch.Tensor], layout: Layout) -> list[int]:
     """Copy tensors into a flat buffer, once, and return the hash of each chunk.
 
-    A few threads take a chunk each: copy it, and hash it while it is in the cache. (Not torch's threads: those
-    would all be woken for each chunk.) Padding is left alone: it is zero in a new slot, and stays so.
+    A few threads take a chunk each: copy a little of it, and hash that while it is in the core's own cache. (Not
+    torch's threads: those would all be woken for each chunk.) Padding is left alone: it is zero in a new slot, and
+    stays so.
     """
     buffer = np.frombuffer(payload, np.uint8)
 
     def copy_and_hash(chunk: int, pieces: HostPieces) -> int:
         start, stop = layout.span(chunk)
+        hashed, state = start, xxhash.xxh3_64()
         for target, data in pieces:
-            np.copyto(buffer[start + target : start + target + data.size], data)
-        return chunk_hash(payload[start:stop])
+            for offset in range(0, data.size, CACHED_BYTES):
+                piece = data[offset : offset + CACHED_BYTES]
+                begin = start + target + offset
+                np.copyto(buffer[begin : begin + piece.size], piece)
+                state.update(payload[hashed : begin + piece.size])
+                hashed = begin + piece.size
+        state.update(payload[hashed:stop])
+        return int(state.intdigest())
 
     hashes: list[Future[int]] = []
     with ThreadPoolExecutor(THREADS, "laminar-copy") as pool:

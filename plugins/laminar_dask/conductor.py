@@ -11,16 +11,22 @@ import time
 from typing import Any
 
 from distributed import Client, Worker, fire_and_forget, get_worker
+from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
 
 from laminar.errors import LaminarError, RunFailed
 from laminar.flow.context import RunContext
 from laminar.post_train import PostTrainSpec
 from laminar.settings import Policy
 from laminar.trajectory import Version
+from laminar.watch.events import topic
+from laminar_dask.emulated_trainer import EmulatedTrainer
 from laminar_dask.environment import EnvironmentPlugin
 from laminar_dask.evaluation import EvaluationJob, held_out_requests
 from laminar_dask.feeder import Feeder
 from laminar_dask.relay import RelayPlugin
+from laminar_dask.relay_chain import ChainPlugin
+from laminar_dask.repack import RepackPlugin, RepackSettings, freed_topic
 from laminar_dask.replica import ReplicaPlugin, ReplicaSettings
 from laminar_dask.reporter import Reporter
 from laminar_dask.roles import RolesPlugin
@@ -36,22 +42,42 @@ STEP_DEADLINE = 3600.0
 START_DEADLINE = 300.0
 STALL_DEADLINE = 600.0
 """Seconds without one finished trajectory or step after which the run fails and says what it waited for."""
+SKIPPED_BATCHES = 10
+"""Batches of trajectories that dynamic sampling may skip without a step before the run ends with what it has."""
+CONNECTIONS = 3
+"""How often the conductor may begin."""
 SAY_AFTER = 10.0
 """Seconds of waiting after which the reason is shown."""
 
 
 async def conduct(spec: PostTrainSpec, context: RunContext) -> Policy:
-    """Run the stage to its end, a stop request, or an error; the cluster is left ready for ``evaluate``."""
+    """Run the stage to its end, a stop request, or an error; the cluster is left ready for ``evaluate``.
+
+    Where the connection to the scheduler breaks (a starved machine is enough), the conductor starts anew from what
+    the table and the trainer hold, as it would after a death of its process.
+    """
     worker = get_worker()
-    async with Client(
-        worker.scheduler.address,
-        asynchronous=True,
-        direct_to_workers=True,
-        name=f"laminar-{context.run_id}",
-        set_as_default=False,
-        security=worker.security,
-    ) as client:
-        return await Conductor(spec, context, worker, client).run()
+    for attempt in range(CONNECTIONS):
+        async with Client(
+            worker.scheduler.address,
+            asynchronous=True,
+            direct_to_workers=True,
+            name=f"laminar-{context.run_id}-{attempt}",
+            set_as_default=False,
+            security=worker.security,
+        ) as client:
+            conductor = Conductor(spec, context, worker, client)
+            try:
+                policy = await conductor.run()
+            except (FutureCancelledError, CommClosedError) as lost:
+                conductor.reporter.message(f"the conductor starts anew: {lost}", level="warning")
+                continue
+            except BaseException:
+                await conductor.release()
+                raise
+            await conductor.release()
+            return policy
+    raise RunFailed(f"the conductor lost its connection to the scheduler {CONNECTIONS} times")
 
 
 class Conductor:
@@ -64,7 +90,11 @@ class Conductor:
         self.client = client
         self.step = 0
         self.version: Version = 0
+        self.skipped = 0
+        self.ended = ""
         self.stopping = False
+        self.trainer: ActorHandle | None = None
+        self.calls: set[asyncio.Future[Any]] = set()
         self.model = str(getattr(spec.model, "checkpoint", spec.model))
         self.reporter = Reporter(worker, context, spec)
 
@@ -79,6 +109,8 @@ class Conductor:
                 if task.done():
                     return task.result()
             raise AssertionError("one of them is done")
+        except (FutureCancelledError, CommClosedError):
+            raise
         except Exception as error:
             self.reporter.message(str(error), level="error")
             raise
@@ -88,13 +120,17 @@ class Conductor:
             await asyncio.gather(training, *beside, return_exceptions=True)
             await self.feeder.cancel()
             await self.reporter.close()
+
+    async def release(self) -> None:
+        """Let the trainer go."""
+        if self.trainer is not None:
             await self.client.cancel([self.trainer.future], force=True)
 
     # -- setting up ---------------------------------------------------------------------------------------
 
     async def _set_up(self) -> None:
         context = self.context
-        for plugin in (RolesPlugin(), ActorSupervisor()):
+        for plugin in (RolesPlugin(), ActorSupervisor(), ChainPlugin()):
             await self.client.register_plugin(plugin)
         first: Any = await self.worker.scheduler.laminar_enter_stage(stage=f"post_train-{context.run_id}")
         if first:
@@ -109,6 +145,10 @@ class Conductor:
         self.feeder = Feeder(self)
         await self.feeder.recover()
         self.reporter.feeder = self.feeder
+        self.client.subscribe_topic(freed_topic(context.run_id), self.feeder.on_freed)
+        self.client.subscribe_topic(topic(context.run_id), self._repacked)
+        for note in self.table.notes:
+            self.reporter.message(note, level="warning")
         self._evaluate_now()
 
     async def _register_worker_plugins(self) -> None:
@@ -123,8 +163,21 @@ class Conductor:
             threads=rollouts.threads,
             seed=spec.seed,
             trajectory_deadline=spec.trajectory_deadline,
+            emulation=rollouts.emulation if rollouts.emulated else None,
         )
-        plugins: list[Any] = [TablePlugin(context.url), RelayPlugin(context.run_id), ReplicaPlugin(replica)]
+        repack = RepackSettings(
+            run=context.run_id,
+            cap=rollouts.max_new_tokens,
+            slots=rollouts.slots,
+            time_scale=rollouts.emulation.time_scale if rollouts.emulated else 1.0,
+            automatic=rollouts.repack,
+        )
+        plugins: list[Any] = [
+            TablePlugin(context.url, spec.rules()),
+            RelayPlugin(context.run_id),
+            RepackPlugin(repack),
+            ReplicaPlugin(replica),
+        ]
         plugins += [
             EnvironmentPlugin(environment.fingerprint(), environment, deadline=rollouts.score_deadline)
             for environment in (spec.environment, spec.evaluate_on)
@@ -149,9 +202,10 @@ class Conductor:
             staleness_ceiling=spec.staleness_ceiling,
             threads=spec.trainer_threads,
         )
+        emulated = spec.rollouts.emulated
         future = self.client.submit(
-            Trainer,
-            settings,
+            EmulatedTrainer if emulated else Trainer,
+            *((settings, spec.rollouts.emulation) if emulated else (settings,)),
             actor=True,
             resources={"trainer": 1},
             key=f"trainer-{context.run_id}",
@@ -187,6 +241,7 @@ class Conductor:
         while self.step < self.spec.steps:
             if self.stopping and not self.feeder.busy:
                 return
+            data_ended = self.feeder.exhausted
             try:
                 report = await self.trainer.call("train", self.spec.groups, poll=LEASE_POLL, within=STEP_DEADLINE)
             except ActorRestarted as lost:
@@ -194,6 +249,12 @@ class Conductor:
                 await self._start_training(self.trainer)
                 continue
             self.feeder.settle()
+            if report["status"] == "waiting" and (data_ended or self._nothing_to_learn()):
+                ready = self.table.counts()["ready"]
+                why = f"the data ended after {self.spec.epochs} epochs" if data_ended else "all rewards are equal"
+                self.ended = f"{why}; {ready} trajectories are left, less than a batch of {self.spec.batch_size}"
+                self.reporter.message(self.ended)
+                return
             if report["status"] == "waiting":
                 waited = time.monotonic() - max(waiting_since, self.feeder.last_finished)
                 if waited > STALL_DEADLINE:
@@ -203,11 +264,29 @@ class Conductor:
                     self.reporter.message(f"the trainer has waited {waited:.0f} s: {report['why']}")
                 continue
             waiting_since = time.monotonic()
+            self.skipped = self.table.counts().get("evicted_equal_rewards", 0)
             self.step, self.version = report["step"], report["version"]
             self.reporter.step(report)
+            self._published()
             every = self.spec.evaluate_every
             if every and self.step % every == 0 and self.step < self.spec.steps:
                 self._evaluate_now()
+
+    def _published(self) -> None:
+        """Let repack look at once; nobody waits for it."""
+        call = asyncio.ensure_future(self.worker.scheduler.laminar_repack_published(version=self.version))
+        self.calls.add(call)
+        call.add_done_callback(self.calls.discard)
+
+    def _repacked(self, event: tuple[float, dict[str, Any]]) -> None:
+        """Keep what repack does in the metrics."""
+        if event[1].get("type") == "repack":
+            self.reporter.metrics.write("repack", {k: v for k, v in event[1].items() if k != "type"})
+
+    def _nothing_to_learn(self) -> bool:
+        """Whether dynamic sampling has skipped many batches in a row: no group has rewards that differ."""
+        skipped = self.table.counts().get("evicted_equal_rewards", 0) - self.skipped
+        return skipped >= SKIPPED_BATCHES * self.spec.batch_size
 
     def _evaluate_now(self) -> EvaluationJob | None:
         """Queue the held-out prompts; replicas take them like any other work, training goes on."""
@@ -229,7 +308,7 @@ class Conductor:
 
     async def _train_to_the_end(self) -> Policy:
         await self._train()
-        status = "stopped" if self.step < self.spec.steps else "finished"
+        status = "finished" if self.ended or self.step >= self.spec.steps else "stopped"
         self.feeder.admitting = False
         await self.feeder.cancel()
         checkpoint = await self._save()
@@ -243,8 +322,16 @@ class Conductor:
             step=self.step,
             sampling=self.feeder.sampling,
             evaluations=self.reporter.evaluations if job is not None else {},
-            summary=await self.reporter.summary(status),
+            summary={
+                **await self.reporter.summary(status),
+                "repack": await self._repack_status(),
+                **({"ended": self.ended} if self.ended else {}),
+            },
         )
+
+    async def _repack_status(self) -> dict[str, Any]:
+        status: Any = await self.worker.scheduler.laminar_repack_status()
+        return dict(status)
 
     async def _save(self) -> str:
         while True:

@@ -11,7 +11,7 @@ from laminar.environments.scoring import Scorer
 from laminar.trajectory import Prompt, Score
 from laminar_dask._compat import has_role
 
-__all__ = ["EnvironmentPlugin", "environment_plugin_name"]
+__all__ = ["EnvironmentPlugin", "FullMarksPlugin", "environment_plugin_name"]
 
 
 def environment_plugin_name(environment: str) -> str:
@@ -52,3 +52,14 @@ class EnvironmentPlugin(WorkerPlugin):
         """Score one answer. Cancelling drops a call that still queues; one that runs ends by its deadline."""
         assert self.scorer is not None, "only rollout workers score"
         return await asyncio.wrap_future(self.scorer.score(prompt, response))
+
+
+class FullMarksPlugin(WorkerPlugin):
+    """Gives every answer a 1, at once: for emulated engines, whose answers have no text."""
+
+    def __init__(self, name: str) -> None:
+        self.name = environment_plugin_name(name)
+
+    async def score(self, prompt: Prompt, response: str) -> Score:
+        """Full marks."""
+        return Score(reward=1.0)

@@ -17,9 +17,10 @@ from distributed import Future, wait
 from distributed.client import FuturesCancelledError
 
 from laminar.errors import RunFailed
-from laminar.experience.prompt_pool import Draw, PromptPool
+from laminar.experience.prompt_pool import Draw, PromptPool, Source, remember
 from laminar.experience.schema import record_batch
 from laminar.rollout.engine import Generated
+from laminar.rollout.lengths import PromptLengths
 from laminar.rollout.rows import Story, row_of
 from laminar.rollout.tokens import encode, load_tokenizer
 from laminar.schedules import backlog_limit, groups_to_admit, lowest_version
@@ -52,12 +53,16 @@ class Feeder:
         self.tokenizer = load_tokenizer(conductor.model)
         rollouts = self.spec.rollouts
         self.sampling = Sampling(temperature=rollouts.temperature, max_new_tokens=rollouts.max_new_tokens)
-        self.prompts = PromptPool(len(self.environment), self.spec.seed)
+        sources = Source.of(self.environment, self.spec.prompt_priority)
+        self.prompts = PromptPool(sources, self.spec.seed, epochs=self.spec.epochs)
         self.limit = backlog_limit(batch_size=self.spec.batch_size, staleness_ceiling=self.spec.staleness_ceiling)
         self.evaluations: deque[tuple[EvaluationJob, list[TrajectoryRequest]]] = deque()
         self.unfinished: deque[list[TrajectoryRequest]] = deque()
         self.loops: dict[str, asyncio.Task[None]] = {}
+        self.batches: set[asyncio.Task[None]] = set()
+        self.freed: dict[str, asyncio.Event] = {}
         self.futures: dict[str, Future] = {}
+        self.lengths = PromptLengths()
         self.feeding = 0
         self.admitted = self.settled = self.stored = 0
         self.admitting = True
@@ -72,6 +77,11 @@ class Feeder:
         return self.feeding > 0
 
     @property
+    def exhausted(self) -> bool:
+        """Whether every prompt that was to be drawn was, and all that came of them has arrived."""
+        return self.prompts.exhausted and not self.unfinished and not self.busy
+
+    @property
     def outstanding(self) -> int:
         """Trajectories under way: running, ready or leased."""
         return self.admitted - self.settled
@@ -79,11 +89,19 @@ class Feeder:
     # -- what is to be done -------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Take up what an earlier conductor of this run had begun: samples that are missing go first."""
+        """Take up what an earlier conductor of this run had begun: samples that are missing go first.
+
+        Raises
+        ------
+        UserError
+            The run began with other data.
+        """
+        await asyncio.to_thread(remember, self.conductor.context.url, self.prompts)
         stored = self.table.trajectory_ids()
         counts = self.table.counts()
-        last = max((int(group[1:]) for group in self.table.groups_seen()), default=-1)
-        for draw in self.prompts.take(last + 1):
+        self.prompts.consume(Draw.number(group) for group in self.table.groups_settled())
+        end = 1 + max((Draw.number(group) for group in self.table.groups_seen()), default=-1)
+        for draw in self.prompts.take(end, before=end):
             missing = [request for request in self._group(draw) if request.id not in stored]
             if missing:
                 self.unfinished.append(missing)
@@ -146,9 +164,12 @@ class Feeder:
         attempts = 0
         while len(requests) < count * size and attempts < 100 * count:
             attempts += 1
-            group = self.unfinished.popleft() if self.unfinished else self._group(self.prompts.take(1)[0])
-            requests += group
+            if self.unfinished:
+                requests += self.unfinished.popleft()
+            else:
+                requests += [request for draw in self.prompts.take(1) for request in self._group(draw)]
         self.admitted += len(requests)
+        requests.sort(key=lambda request: -self.lengths.expected(request.prompt.id))
         now = time.time()
         return [replace(request, at_least=at_least, queued_at=now) for request in requests]
 
@@ -169,26 +190,45 @@ class Feeder:
                     )
                 for address in set(addresses) - set(self.loops):
                     self.loops[address] = asyncio.create_task(self._feed(address))
+                for batch in [batch for batch in self.batches if batch.done()]:
+                    self.batches.discard(batch)
+                    batch.result()
                 for address, loop in list(self.loops.items()):
                     if loop.done():
                         del self.loops[address]
                         loop.result()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
-            for loop in self.loops.values():
-                loop.cancel()
-            await asyncio.gather(*self.loops.values(), return_exceptions=True)
+            tasks = [*self.loops.values(), *self.batches]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.loops.clear()
+            self.batches.clear()
 
     async def _feed(self, address: str) -> None:
         while address in await peers(self.conductor.worker, "rollout"):
             if self.evaluations:
                 job, requests = self.evaluations.popleft()
-                await self._run_batch(requests, address, job)
+                await self._hand_out(requests, address, job)
             elif requests := self._next_groups():
-                await self._run_batch(requests, address, None)
+                await self._hand_out(requests, address, None)
             else:
                 await asyncio.sleep(IDLE_SECONDS)
+
+    def on_freed(self, event: tuple[float, dict[str, Any]]) -> None:
+        """A replica was emptied by repack: it may have new work, while its old one goes on elsewhere."""
+        self.freed.setdefault(event[1]["worker"], asyncio.Event()).set()
+
+    async def _hand_out(self, requests: list[TrajectoryRequest], address: str, job: EvaluationJob | None) -> None:
+        """Until the replica has nothing left to do: all is done, or what was left went elsewhere."""
+        freed = self.freed.setdefault(address, asyncio.Event())
+        freed.clear()
+        batch = asyncio.create_task(self._run_batch(requests, address, job))
+        self.batches.add(batch)
+        emptied = asyncio.ensure_future(freed.wait())
+        await asyncio.wait({batch, emptied}, return_when=asyncio.FIRST_COMPLETED)
+        emptied.cancel()
 
     async def _run_batch(self, requests: list[TrajectoryRequest], address: str, job: EvaluationJob | None) -> None:
         """Submit a feed to a replica and see it through; Dask restarts what a dead worker leaves behind."""
@@ -229,6 +269,7 @@ class Feeder:
             job.add(request, result)
             return
         self.versions_max = max(self.versions_max, result["versions"])
+        self.lengths.add(request.prompt.id, result["tokens"])
         self._count_drop(request, result)
 
     async def _failed(self, request: TrajectoryRequest, message: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from distributed.protocol import to_serialize
 
 from laminar.errors import LaminarError
 from laminar.experience.schema import record_batch
+from laminar.experience.store import StoreError
 from laminar_dask.roles import peer
 
 __all__ = ["Outbox"]
@@ -99,7 +100,7 @@ class Outbox:
                 if answer is not None:
                     return answer
                 why = "its table is not open yet"  # a restarted worker says None to what it does not know
-            except OSError as error:
+            except (OSError, StoreError) as error:  # a full or lost store may come back: the run pauses so long
                 why = str(error) or f"no answer within {MESSAGE_DEADLINE:.0f} s"
             self._address = None  # ask anew who it is
             if time.monotonic() > end:

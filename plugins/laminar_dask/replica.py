@@ -14,19 +14,23 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Worker, WorkerPlugin, get_worker
+from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
 from laminar.errors import LaminarError, RunFailed
-from laminar.rollout.engine import Engine, Generated, Generation
+from laminar.repack import NEVER
+from laminar.rollout.emulation import EMULATED, Emulation
+from laminar.rollout.engine import Delta, Engine, Generated, Generation
 from laminar.rollout.engines import create_engine
 from laminar.rollout.gate import Want
 from laminar.rollout.rows import Story, row_of
 from laminar.rollout.tokens import decode, load_tokenizer
-from laminar.trajectory import Score, TrajectoryRequest, Version
+from laminar.trajectory import Score, TrajectoryRequest
 from laminar_dask._compat import has_role, is_cancelled, run_id_of
 from laminar_dask.environment import environment_plugin_name
+from laminar_dask.handover import Attempt, HandedOver, Handover
 from laminar_dask.outbox import Outbox
-from laminar_dask.serving import Serving, VersionGone
+from laminar_dask.serving import Cancelled, Leaving, Serving, VersionGone
+from laminar_dask.versions import EmulatedSource, RelaySource
 
 __all__ = ["ReplicaPlugin", "ReplicaSettings", "trajectory"]
 
@@ -34,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 STREAM_SECONDS = 0.25
 """How often new tokens of all running trajectories go to the partial pool."""
+METER_SECONDS = 0.05
+"""Shortest time between two looks at the engine that says how long a step takes."""
 START_DEADLINE = 180.0
 
 
@@ -49,15 +55,31 @@ class ReplicaSettings:
     threads: int
     seed: int
     trajectory_deadline: float
+    emulation: Emulation | None = None
+
+    @property
+    def emulated(self) -> bool:
+        """Whether there is no model."""
+        return self.engine == EMULATED
 
 
 async def trajectory(request: TrajectoryRequest) -> dict[str, Any]:
     """The Dask task: generate, score and store one trajectory.
 
-    Returns a small summary (id, reward, tokens, version …); the row itself goes to the experience table.
+    Returns a small summary (id, reward, tokens, version …); the row itself goes to the experience table. Raises
+    ``Reschedule`` when it goes on elsewhere: its state is there already.
     """
     plugin: ReplicaPlugin = get_worker().plugins[ReplicaPlugin.name]
-    return await plugin.run(request)
+    while True:
+        try:
+            summary = await plugin.run(request)
+            break
+        except Cancelled:
+            if is_cancelled(plugin.worker, request.key):
+                raise  # else it was asked for again meanwhile, and Dask takes this attempt for the new one
+    if summary is None:  # raised here and not where it was decided: Dask pickles the traceback, frame by frame
+        raise Reschedule
+    return summary
 
 
 class ReplicaPlugin(WorkerPlugin):
@@ -75,8 +97,20 @@ class ReplicaPlugin(WorkerPlugin):
             return
         self.worker = worker
         self.outbox = Outbox(worker)
-        self.attempts: dict[str, asyncio.Event] = {}
-        self.running: dict[str, tuple[str, Version]] = {}
+        self.attempts: dict[str, Attempt] = {}
+        self.running: dict[str, Attempt] = {}
+        self.unsent: list[Delta] = []
+        self.count = sum if self.settings.emulated else len  # an emulated id stands for many tokens
+        self.time_scale = self.settings.emulation.time_scale if self.settings.emulation else 1.0
+        self.handover = Handover(
+            worker,
+            self.outbox,
+            self.attempts,
+            collect=self.collect,
+            count=self.count,
+            time_scale=self.time_scale,
+        )
+        self.collected = 0.0
         self.tokens = 0
         self.finished = 0
         self.began = time.monotonic()
@@ -96,23 +130,31 @@ class ReplicaPlugin(WorkerPlugin):
             await self.serving.close()
 
     async def _start(self) -> None:
-        def build() -> tuple[Engine, Any]:
-            import torch
+        settings = self.settings
 
-            torch.set_num_threads(self.settings.threads)
+        def build() -> tuple[Engine, Any]:
+            options: dict[str, Any] = {"emulation": settings.emulation} if settings.emulated else {}
+            if not settings.emulated:
+                import torch
+
+                torch.set_num_threads(settings.threads)
             engine = create_engine(
-                self.settings.engine,
-                self.settings.model,
-                kv_tokens=self.settings.kv_tokens,
+                settings.engine,
+                settings.model,
+                kv_tokens=settings.kv_tokens,
                 seed=self._seed(),
-                threads=self.settings.threads,
-                max_running=self.settings.slots,
+                threads=settings.threads,
+                max_running=settings.slots,
+                **options,
             )
             engine.start()
-            return engine, load_tokenizer(self.settings.model)
+            return engine, load_tokenizer(settings.model)
 
         engine, self.tokenizer = await asyncio.to_thread(build)
-        self.serving = Serving(engine, run=self.settings.run)
+        source = EmulatedSource(settings.run) if settings.emulated else RelaySource(settings.run)
+        self.serving = self.handover.serving = Serving(engine, source)
+        if settings.emulation is not None:
+            self.handover.prefill_rate = settings.emulation.prefill_tokens_per_second
 
     def _seed(self) -> int:
         """Each process its own stream: two replicas, or one before and after a restart, never draw the same."""
@@ -130,63 +172,116 @@ class ReplicaPlugin(WorkerPlugin):
 
     # -- one trajectory -----------------------------------------------------------------------------------
 
-    async def run(self, request: TrajectoryRequest) -> dict[str, Any]:
-        """Resume or begin a trajectory, score it, and return once its row is durable."""
-        cancelled = self.attempts[request.key] = asyncio.Event()
+    async def run(self, request: TrajectoryRequest) -> dict[str, Any] | None:
+        """Resume or begin a trajectory, score it, and return once its row is durable; None if it was handed over."""
+        attempt = self.attempts[request.key] = Attempt(request)
         story = Story(replica=str(self.worker.name), run_id=run_id_of(self.worker, request.key))
         try:
             serving = await self._engine_ready()
-            generated, versions = await self._generate(serving, request, story, cancelled)
+            generated, versions = await self._generate(serving, attempt, story)
+            attempt.phase = "scoring"
+            tokens = self.count(generated.ids)
+            self.handover.finished.append((request.key, request.group, request.group_size, tokens))
             text = decode(self.tokenizer, generated.ids)
-            score = await self._score(request, generated, text, cancelled)
+            score = await self._score(request, generated, text, attempt.cancelled)
             row = row_of(request, generated, score, story, text=text)
             if request.purpose == "train":
                 await self.outbox.append(row)
+        except HandedOver:
+            return None
         finally:
             self.attempts.pop(request.key, None)
+            if attempt.departure is not None:
+                attempt.departure.ended(request.key)
         self.finished += 1
         return {
             "id": request.id,
             "reward": score.reward,
-            "tokens": len(generated.ids),
+            "tokens": tokens,
             "version": story.weight_version,
             "versions": versions,
+            "migrations": story.migrations,
             "finish_reason": generated.finish_reason,
             "drop_reason": row["drop_reason"],
             "message": row["message"],
         }
 
-    async def _generate(
-        self, serving: Serving, request: TrajectoryRequest, story: Story, cancelled: asyncio.Event
-    ) -> tuple[Generated, int]:
-        partial = None
-        if request.purpose == "train":
-            partial = await self.outbox.resume((request.id, story.run_id))
-        story.migrations = 1 if partial else 0
-        want = Want(at_least=request.at_least, exactly=partial["version"] if partial else None)
+    async def _generate(self, serving: Serving, attempt: Attempt, story: Story) -> tuple[Generated, int]:
+        request = attempt.request
+        partial = self.handover.arrival(request.key, story.run_id)
+        if partial is not None:
+            attempt.migrations, attempt.moved_at = partial["migrations"], self.handover.now()
+            partial = partial if partial["ids"] or partial["waits_until"] else None
+        else:
+            self.handover.filled += 1
+            if request.purpose == "train":
+                partial = await self.outbox.resume((request.id, story.run_id))
+            attempt.migrations = 1 if partial else 0
+        while True:
+            want = Want(at_least=request.at_least, exactly=partial["version"] if partial else None)
+            try:
+                attempt.version = await serving.enter(want, attempt.cancelled, attempt.moving)
+            except VersionGone:
+                # Its weights are held nowhere any more: begin anew, so that one version generates all of it.
+                partial, attempt.migrations = None, 0
+                continue
+            except Leaving:
+                partial = await self._leave(attempt, partial, None)
+                continue
+            generated = await self._in_engine(serving, attempt, story, partial)
+            if attempt.departure is None:
+                break
+            if generated.finish_reason != "abort":
+                attempt.departure.ended(request.key)
+                break
+            partial = await self._leave(attempt, partial, generated)
+        story.weight_version, story.migrations = attempt.version, attempt.migrations
+        story.finish_version = serving.newest() or attempt.version
+        return generated, len({attempt.version, serving.engine.version})
+
+    async def _leave(
+        self, attempt: Attempt, partial: dict[str, Any] | None, generated: Generated | None
+    ) -> dict[str, Any] | None:
+        """Hand the trajectory over, or get back what to go on with here where that failed."""
+        assert attempt.departure is not None
+        state = self.handover.state_of(attempt, partial, generated)
+        if await attempt.departure.leave(attempt.request.key, state):
+            raise HandedOver
+        attempt.departure = None
+        attempt.moving.clear()
+        return state if state["ids"] else None
+
+    async def _in_engine(
+        self, serving: Serving, attempt: Attempt, story: Story, partial: dict[str, Any] | None
+    ) -> Generated:
+        request = attempt.request
+        prefix = tuple(partial["ids"]) if partial else ()
+        attempt.tokens, attempt.streamed = self.count(prefix), len(prefix)
         try:
-            version = await serving.enter(want, cancelled)
-        except VersionGone:
-            # Its weights are held nowhere any more: begin anew, so that one version generates all of it.
-            partial, story.migrations = None, 0
-            version = await serving.enter(Want(at_least=request.at_least), cancelled)
-        try:
-            story.weight_version, story.started_at = version, time.time()
-            self.running[request.id] = (request.key, version)
+            story.started_at = story.started_at or time.time()
+            self.running[request.id] = attempt
             generation = Generation(
                 id=request.id,
                 prompt_ids=request.prompt_ids,
                 sampling=request.sampling,
-                prefix_ids=tuple(partial["ids"]) if partial else (),
+                prefix_ids=prefix,
                 prefix_logprobs=tuple(partial["logprobs"]) if partial else (),
+                waits_until=partial.get("waits_until", 0.0) if partial else 0.0,
             )
-            generated = await serving.generate(
-                generation, cancelled=cancelled, deadline=self.settings.trajectory_deadline
+            generating = serving.generate(
+                generation, cancelled=attempt.cancelled, deadline=self.settings.trajectory_deadline
             )
+            attempt.phase = "generating"
+            if attempt.moved_at != NEVER:
+                self.handover.arrived(request.key)
+            if attempt.moving.is_set():  # asked between the gate and the engine
+                asyncio.get_running_loop().call_soon(serving.engine.abort, request.id)
+            generated = await generating
             self._leave_if_dead(serving)
-            story.finish_version = serving.newest() or version
-            return generated, len({version, serving.engine.version})
+            self.tokens += self.count(generated.ids) - attempt.tokens
+            return generated
         finally:
+            attempt.phase = "waiting"
             self.running.pop(request.id, None)
             serving.leave()
 
@@ -210,7 +305,7 @@ class ReplicaPlugin(WorkerPlugin):
         gone.cancel()
         if not scoring.done():
             scoring.cancel()
-            raise LaminarError(f"trajectory {request.id} was cancelled while its reward was computed")
+            raise Cancelled(f"trajectory {request.id} was cancelled while its reward was computed")
         return scoring.result()
 
     # -- what goes on beside ------------------------------------------------------------------------------
@@ -219,23 +314,22 @@ class ReplicaPlugin(WorkerPlugin):
         """Dask does not stop a coroutine whose result nobody wants: tell it."""
         attempt = self.attempts.get(key) if self.active else None
         if attempt is not None and is_cancelled(self.worker, key):
-            attempt.set()
+            attempt.cancelled.set()
 
     async def _stream(self) -> None:
         """Send new tokens of all running trajectories to the partial pool, a few times a second."""
         while True:
             await asyncio.sleep(STREAM_SECONDS)
-            if self.serving is None:
-                continue
-            items = []
-            for delta in self.serving.engine.progress():
-                self.tokens += len(delta.ids)
-                entry = self.running.get(delta.id)
-                if entry is None or not entry[0].startswith("rollout-"):
+            self.collect()
+            deltas, self.unsent = self.unsent, []
+            items, sent = [], []
+            for delta in deltas:
+                attempt = self.running.get(delta.id)
+                if attempt is None or attempt.request.purpose != "train":
                     continue
-                key, version = entry
-                run_id = run_id_of(self.worker, key)
-                items.append([delta.id, run_id, version, delta.start, list(delta.ids), list(delta.logprobs)])
+                run_id = run_id_of(self.worker, attempt.request.key)
+                items.append([delta.id, run_id, attempt.version, delta.start, list(delta.ids), list(delta.logprobs)])
+                sent.append((attempt, delta.start + len(delta.ids)))
             if not items:
                 continue
             try:
@@ -243,6 +337,28 @@ class ReplicaPlugin(WorkerPlugin):
             except (OSError, LaminarError) as error:
                 # The finished row carries all tokens; only a death before that would cost these.
                 logger.warning("%d partial responses were not streamed: %s", len(items), error)
+                continue
+            for attempt, ids in sent:
+                attempt.streamed = max(attempt.streamed, ids)
+
+    def collect(self) -> None:
+        """Take up what the engine has generated since the last time, and measure its steps by it."""
+        if self.serving is None:
+            return
+        deltas, now = self.serving.engine.progress(), time.monotonic()
+        new = 0
+        for delta in deltas:
+            tokens = self.count(delta.ids)
+            new += tokens
+            attempt = self.running.get(delta.id)
+            if attempt is not None:
+                attempt.tokens += tokens
+                self.tokens += tokens
+        if now - self.collected > METER_SECONDS:
+            seconds = (now - self.collected) * self.time_scale
+            self.handover.meter.add(batch=len(deltas), tokens=new, seconds=seconds)
+        self.collected = now
+        self.unsent += deltas
 
     def status(self) -> dict[str, Any]:
         """Gauges for the conductor, the dashboard and the terminal."""

@@ -54,6 +54,7 @@ class Reporter:
     def step(self, report: dict[str, Any]) -> None:
         """One optimizer step is done."""
         assert self.feeder is not None
+        counts = self.feeder.table.counts()
         now, tokens = time.monotonic(), self._tokens()
         since, before = self.last_step
         self.last_step = (now, tokens)
@@ -63,9 +64,10 @@ class Reporter:
             "tokens_per_second": max(0, tokens - before) / max(1e-9, now - since),
             "trainer_wait_fraction": report["wait_seconds"] / max(1e-9, busy),
             "versions_per_trajectory_max": self.feeder.versions_max,
+            "evicted_rows": counts["evicted"],
+            "equal_rewards_rows": counts.get("evicted_equal_rewards", 0),
         }
         self.metrics.write("steps", row)
-        counts = self.feeder.table.counts()
         running = sum(replica.get("running", 0) for replica in self.replicas.values())
         event = {
             "type": "step",
@@ -102,6 +104,8 @@ class Reporter:
         for look in seen.values():
             self.metrics.write("replicas", look)
             self.worker.log_event(self.topic, {"type": "replica", **look})
+        for row in await self._relays():
+            self.metrics.write("relays", row)
         if self.feeder is not None:
             counts = self.feeder.table.counts()
             dropped = sum(self.feeder.dropped.values())
@@ -113,6 +117,13 @@ class Reporter:
         except OSError:  # gone or busy: the scheduler notices a death, the next look shows the rest
             return None
         return dict(status)
+
+    async def _relays(self) -> list[dict[str, Any]]:
+        try:
+            rows: Any = await asyncio.wait_for(self.worker.scheduler.laminar_chain_rows(), STATUS_DEADLINE)
+        except OSError:  # the next look is in a second
+            return []
+        return [dict(row) for row in rows or ()]
 
     def _tokens(self) -> int:
         return self.retired_tokens + sum(replica.get("tokens", 0) for replica in self.replicas.values())

@@ -24,12 +24,14 @@ class RolesPlugin(SchedulerPlugin):
         """Register the handlers."""
         self.scheduler = scheduler
         self.stages: set[str] = set()
+        self.withheld: set[str] = set()
+        """Workers that get no new work: they are being drained."""
         scheduler.handlers["laminar_workers"] = self.workers
         scheduler.handlers["laminar_enter_stage"] = self.enter_stage
 
     def workers(self, role: str) -> list[str]:
         """Addresses of the running workers with a role."""
-        return workers_of(self.scheduler, role)
+        return [address for address in workers_of(self.scheduler, role) if address not in self.withheld]
 
     def enter_stage(self, stage: str) -> bool:
         """Whether a stage is entered for the first time; False tells a conductor that it is a restarted one."""

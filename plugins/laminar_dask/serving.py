@@ -10,20 +10,25 @@ from laminar.errors import LaminarError, RunFailed
 from laminar.rollout.engine import Engine, Generated, Generation
 from laminar.rollout.gate import Want, decide
 from laminar.trajectory import Version
-from laminar.weights.layout import Layout
-from laminar.weights.reader import WeightReader
-from laminar.weights.segment import segment_root
-from laminar.weights.tensors import digest_of
+from laminar_dask.versions import VersionSource
 
-__all__ = ["Serving", "VersionGone"]
+__all__ = ["Cancelled", "Leaving", "Serving", "VersionGone"]
 
 POLL_SECONDS = 0.02
 """How often a waiting replica looks at the relay's head word: reading it costs microseconds."""
 WEIGHTS_DEADLINE = 300.0
 
 
+class Cancelled(LaminarError):
+    """Nobody wants the trajectory any more."""
+
+
 class VersionGone(Exception):
     """The one version that may finish a trajectory is held by no relay slot any more."""
+
+
+class Leaving(Exception):
+    """It is to go on elsewhere, and had not begun here."""
 
 
 @dataclass
@@ -37,9 +42,9 @@ class Ticket:
 class Serving:
     """Admits trajectories to an engine and swaps its weights when nothing runs."""
 
-    def __init__(self, engine: Engine, *, run: str) -> None:
+    def __init__(self, engine: Engine, source: VersionSource) -> None:
         self.engine = engine
-        self.reader = WeightReader(segment_root(run))
+        self.source = source
         self.queue: list[Ticket] = []
         self.inside = 0
         self.state = "idle"
@@ -64,36 +69,43 @@ class Serving:
 
     def newest(self) -> Version | None:
         """Newest version of the host's relay; None before there is one."""
-        return self.reader.newest()
+        return self.source.newest()
 
     # -- the gate -----------------------------------------------------------------------------------------
 
-    async def enter(self, want: Want, cancelled: asyncio.Event) -> Version:
+    async def enter(self, want: Want, cancelled: asyncio.Event, moving: asyncio.Event) -> Version:
         """Wait for the turn; returns the version that will generate. Every ``enter`` needs one ``leave``.
 
         Raises
         ------
         VersionGone
             ``want.exactly`` can no longer be loaded.
+        Leaving
+            ``moving`` was set before its turn came.
         """
         ticket = Ticket(want, asyncio.get_running_loop().create_future())
         self.queue.append(ticket)
         self.changed.set()
         if self.pump is None or self.pump.done():
             self.pump = asyncio.create_task(self._pump())
-        gone = asyncio.ensure_future(cancelled.wait())
+        gone, leaving = asyncio.ensure_future(cancelled.wait()), asyncio.ensure_future(moving.wait())
         try:
-            await asyncio.wait({ticket.admitted, gone}, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {ticket.admitted, gone, leaving}, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED
+            )
             if ticket.admitted.done():
                 return ticket.admitted.result()
+            if moving.is_set():
+                raise Leaving
             if cancelled.is_set():
-                raise LaminarError("cancelled while it waited for its turn")
+                raise Cancelled("cancelled while it waited for its turn")
             raise RunFailed(
-                f"no weights for {want} after {WEIGHTS_DEADLINE:.0f} s: the relay holds {self.reader.held()}, "
+                f"no weights for {want} after {WEIGHTS_DEADLINE:.0f} s: the relay holds {self.source.held()}, "
                 f"the engine serves {self.engine.version}, {self.inside} trajectories run"
             )
         finally:
             gone.cancel()
+            leaving.cancel()
             if not ticket.admitted.done():
                 ticket.admitted.cancel()
                 self.queue.remove(ticket)
@@ -114,7 +126,7 @@ class Serving:
                 loaded=self.engine.version,
                 running=self.inside,
                 newest=self.newest(),
-                held=self.reader.held(),
+                held=self.source.held(),
             )
             if decision.gone:
                 self.queue.pop(0).admitted.set_exception(VersionGone())
@@ -141,7 +153,7 @@ class Serving:
     async def _load(self, version: Version) -> None:
         self.state = "loading"
         try:
-            await asyncio.to_thread(self._load_blocking, version)
+            await asyncio.to_thread(self.source.load, self.engine, version)
         except LookupError:
             pass  # overwritten since we looked: the next decision sees what is held now
         except Exception as error:  # noqa: BLE001 - a replica that cannot load fails its trajectories, with the reason
@@ -149,17 +161,6 @@ class Serving:
                 ticket.admitted.set_exception(RunFailed(f"weights {version} could not be loaded: {error}"))
             self.queue.clear()
         self.state = "idle"
-
-    def _load_blocking(self, version: Version) -> None:
-        with self.reader.pull(version) as pulled:
-            self.engine.load(version, pulled.tensors)
-            served = self.engine.weights()
-            digest = digest_of(served, Layout.of(served))
-            if digest != pulled.digest:
-                raise RunFailed(
-                    f"the engine serves weights with checksum {digest}, version {version} was published with "
-                    f"{pulled.digest}; it does not go on with wrong weights"
-                )
 
     # -- generating ---------------------------------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class Serving:
             self.engine.abort(generation.id)
             partial = await asyncio.wait_for(result, 30)
             if cancelled.is_set():
-                raise LaminarError(f"trajectory {generation.id} was cancelled")
+                raise Cancelled(f"trajectory {generation.id} was cancelled")
             return Generated(
                 id=partial.id,
                 ids=partial.ids,
@@ -201,5 +202,5 @@ class Serving:
         """Stop the engine."""
         if self.pump is not None:
             self.pump.cancel()
-        self.reader.close()
+        self.source.close()
         await asyncio.to_thread(self.engine.close)

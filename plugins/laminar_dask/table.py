@@ -25,12 +25,16 @@ from distributed.protocol import to_serialize
 
 from laminar.errors import LaminarError
 from laminar.experience.partial_pool import Item, PartialPool
+from laminar.experience.samplers import Rules
 from laminar.experience.store import Store
 from laminar.experience.table import ExperienceTable
 
 __all__ = ["TablePlugin"]
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 1.0
+"""How often one who waits for groups looks again although nothing happened: leases expire by time alone."""
 
 
 class TablePlugin(WorkerPlugin):
@@ -40,6 +44,10 @@ class TablePlugin(WorkerPlugin):
     ----------
     run_url
         The run's folder: a path or an fsspec URL. What is there is recovered.
+    rules
+        How groups are chosen to be trained on, and which are evicted instead.
+    lease_seconds
+        After which a lease that was neither committed nor released ends; None: never.
 
     Attributes
     ----------
@@ -49,8 +57,10 @@ class TablePlugin(WorkerPlugin):
 
     name = "laminar-table"
 
-    def __init__(self, run_url: str) -> None:
+    def __init__(self, run_url: str, rules: Rules | None = None, *, lease_seconds: float | None = 3600.0) -> None:
         self.run_url = run_url
+        self.rules = rules or Rules()
+        self.lease_seconds = lease_seconds
         self._open = False
 
     async def setup(self, worker: Worker) -> None:
@@ -63,7 +73,7 @@ class TablePlugin(WorkerPlugin):
         self._changed = asyncio.Event()
         self._asking: dict[str, object] = {}
         try:
-            self.table = await self._do(ExperienceTable, self.run_url)
+            self.table = await self._do(lambda: ExperienceTable(self.run_url, rules=self.rules))
             self.partials = await self._do(PartialPool, _journal(self.run_url))
         except LaminarError:
             self._thread.shutdown()
@@ -95,6 +105,7 @@ class TablePlugin(WorkerPlugin):
             self.laminar_commit,
             self.laminar_release,
             self.laminar_rewind,
+            self.laminar_evict,
             self.laminar_counts,
         )
         return {call.__name__: call for call in calls}
@@ -157,6 +168,12 @@ class TablePlugin(WorkerPlugin):
         self._notify()
         return rows
 
+    async def laminar_evict(self, groups: Iterable[str], reason: str) -> int:
+        """Give groups up, with the reason; the number of rows. Rows still to come will follow them."""
+        rows = await self._do(self.table.evict, list(groups), reason)
+        self._notify()
+        return rows
+
     async def laminar_counts(self) -> dict[str, int]:
         """``ExperienceTable.counts``, ``partials`` held, ``partials_refused`` and ``lessees_waiting``."""
         return self._counts()
@@ -180,7 +197,14 @@ class TablePlugin(WorkerPlugin):
     ) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline
-        ask = partial(self.table.lease, groups, version=version, staleness_ceiling=staleness_ceiling, lessee=lessee)
+        ask = partial(
+            self.table.lease,
+            groups,
+            version=version,
+            staleness_ceiling=staleness_ceiling,
+            lessee=lessee,
+            seconds=self.lease_seconds,
+        )
         while self._asking.get(lessee) is call:
             changed = self._changed
             lease = await self._do(ask)
@@ -191,10 +215,12 @@ class TablePlugin(WorkerPlugin):
             if lease is not None:
                 table = to_serialize(lease.table)
                 return {"status": "OK", "lease": lease.id, "groups": lease.groups, "table": table}
+            left = end - loop.time()
             try:
-                await asyncio.wait_for(changed.wait(), max(0.0, end - loop.time()))
+                await asyncio.wait_for(changed.wait(), max(0.0, min(left, LOOK_SECONDS)))
             except TimeoutError:
-                return {"status": "waiting", "why": await self._do(self.table.waiting_for, groups)}
+                if left <= LOOK_SECONDS:
+                    return {"status": "waiting", "why": await self._do(self.table.waiting_for, groups)}
         return {"status": "superseded"}
 
     async def _append(self, batches: list[pa.RecordBatch], done: list[asyncio.Future[list[str]]]) -> None:

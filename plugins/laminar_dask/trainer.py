@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distributed import Worker, get_worker
 
 from laminar.errors import LaminarError, RunFailed
+from laminar.experience.store import StoreError
 from laminar.trainer.config import TrainerSettings
 from laminar.trajectory import Version
 from laminar_dask.relay import announce, prepare
@@ -200,8 +201,7 @@ class Trainer:
 
         layout = await self._in_thread(lambda: Layout.of(self._learner.tensors()))
         relay = await peer(self._worker, "relay", deadline=deadline)
-        held = await prepare(self._worker, relay, layout, deadline=deadline)
-        return _set_up(held, relay)
+        return await prepare(self._worker, relay, layout, deadline=deadline)
 
     # -- one step -----------------------------------------------------------------------------------------
 
@@ -271,25 +271,27 @@ class Trainer:
         while True:
             address = await peer(self._worker, "data", deadline=CALL_DEADLINE)
             try:
-                await self._see_that_it_is_set_up(address)
+                await self._require_table(address)
                 rpc = getattr(self._worker.rpc(address), call)
                 return await asyncio.wait_for(rpc(**arguments), answer_within)
             except TimeoutError as error:
                 why = f"did not answer `{call}` within {answer_within:.0f} s"
                 raise RunFailed(f"the data worker {address} {why}") from error
-            except OSError as error:
+            except (OSError, StoreError) as error:  # a full or lost store may come back: the run pauses so long
                 if time.monotonic() > until:
-                    raise RunFailed(f"the data worker cannot be reached for `{call}`: {error}") from error
+                    raise RunFailed(
+                        f"the data worker did not take `{call}` for {CALL_DEADLINE:.0f} s: {error}"
+                    ) from error
                 logger.warning("asking the data worker %s again for %s: %s", address, call, error)
                 await asyncio.sleep(RETRY)
 
-    async def _see_that_it_is_set_up(self, data: str) -> None:
-        """A restarted worker answers before its plugins are there: with None, to whatever it does not know."""
-        if data != self._data:
-            counts = await asyncio.wait_for(self._worker.rpc(data).laminar_counts(), CALL_DEADLINE)
-            if counts is None:
-                raise OSError("its experience table is not open yet")
-            self._data = data
+    async def _require_table(self, data: str) -> None:
+        """Dask answers None to a call that a worker does not know: a commit to it would be lost unnoticed."""
+        if data == self._data:
+            return
+        if await asyncio.wait_for(self._worker.rpc(data).laminar_counts(), CALL_DEADLINE) is None:
+            raise RunFailed(f"the data worker {data} could not open the experience table; its log says why")
+        self._data = data
 
     # -- weights ------------------------------------------------------------------------------------------
 
@@ -337,7 +339,7 @@ class Trainer:
 
     async def _announce_once(self, version: Version, deadline: float) -> None:
         relay = await peer(self._worker, "relay", deadline=deadline)
-        _set_up(await announce(self._worker, relay, version, deadline=deadline), relay)
+        await announce(self._worker, relay, version, deadline=deadline)
 
     # -- the thread ---------------------------------------------------------------------------------------
 
@@ -355,10 +357,3 @@ class Trainer:
     async def _in_thread(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
         run = asyncio.get_running_loop().run_in_executor
         return await run(self._executor, partial(call, *arguments, **named))
-
-
-def _set_up(answer: dict[str, Any] | None, relay: str) -> dict[str, Any]:
-    """A relay's answer; a restarted one whose plugin is not there yet answers None."""
-    if answer is None:
-        raise LaminarError(f"relay {relay} has not taken up its segment yet")
-    return answer

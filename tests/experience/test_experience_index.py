@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from laminar.experience.index import READY, Index, Life, Row
+from laminar.experience.facts import Life, Row
+from laminar.experience.index import Index
 
 
 def arrive(index: Index, group: str, size: int, *samples: int, dropped: bool = False) -> None:
@@ -78,11 +79,12 @@ def test_a_trained_row_cannot_be_leased_unless_rewound() -> None:
     index = Index()
     arrive(index, "g", 2, 0, 1)
     index.apply(index.change(["g"], Life("trained", 5, 4)))
-    with pytest.raises(ValueError, match="g-0 is trained and cannot become leased"):
-        index.apply(index.change(["g"], Life("leased")))
+    with pytest.raises(ValueError, match="group g is not ready and cannot be leased"):
+        index.lease(["g"])
     assert index.rewind(step=5) == []
     index.apply(index.rewind(step=4))
-    index.apply(index.change(["g"], Life("leased")))
+    index.lease(["g"])
+    assert index.life("g-0").state == "leased"
 
 
 def test_what_is_missing_is_said_by_name_and_count() -> None:
@@ -119,7 +121,7 @@ class Machine(RuleBasedStateMachine):
     def lease(self) -> None:
         group = self.index.ready()[0].id
         assert group not in self.surviving
-        self.index.apply(self.index.change([group], Life("leased")))
+        self.index.lease([group])
         self.held.append(group)
 
     @precondition(lambda self: self.held)
@@ -127,10 +129,11 @@ class Machine(RuleBasedStateMachine):
     def end(self, commit: bool) -> None:
         group = self.held.pop()
         self.step += commit
-        life = Life("trained", self.step, self.step - 1) if commit else READY
-        self.index.apply(self.index.change([group], life))
         if commit:
+            self.index.apply(self.index.change([group], Life("trained", self.step, self.step - 1)))
             self.surviving[group] = self.step
+        else:
+            self.index.give_back([group])
 
     @rule(back=st.integers(0, 3))
     def rewind(self, back: int) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from laminar.errors import UserError
 from laminar.experience.reader import Experience
+from laminar.experience.scan import connect
 from laminar.experience.schema import SCHEMA
+from laminar.experience.store import Store
 from laminar.experience.table import ExperienceTable
 from tests.experience.rows import batch, group, one
 from tests.experience.writers import writer
@@ -60,7 +63,7 @@ def test_a_rewound_row_is_ready_again(run: str) -> None:
 
 def test_frames_and_heads_are_the_same_rows(run: str) -> None:
     assert len(Experience(run).to_pandas()) == 7
-    assert Experience(run).head(2).num_rows == 2
+    assert len(Experience(run).head(2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -121,3 +124,29 @@ def test_beside_a_writer_a_reader_sees_all_that_was_acknowledged_and_nothing_hal
             queries += 1
     assert (appended, seen["n"]) == (120, 120)
     assert queries >= 3
+
+
+def test_head_and_the_notebook_view_show_text_for_people(tmp_path: Path) -> None:
+    table = ExperienceTable(str(tmp_path))
+    table.append(group("g0", prompt_text="Is 1 < 2?", response_text="yes & " + "no " * 100))
+    table.close()
+    head = Experience(str(tmp_path)).head(1)
+    assert (head["prompt_text"][0], head["state"][0], head["reward"][0]) == ("Is 1 < 2?", "ready", 0.0)
+    shown = Experience(str(tmp_path))._repr_html_()
+    assert "2 ready" in shown and "Is 1 &lt; 2?" in shown and "yes &amp; no" in shown
+
+
+def test_polars_has_the_same_rows_or_says_how_to_get_it(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = pytest.importorskip("polars").DataFrame
+    found = Experience(run).to_polars()
+    assert isinstance(found, frame) and found.shape[0] == 7
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(UserError, match=r"polars is not installed: `pip install polars`, or use to_pandas\(\)"):
+        Experience(run).to_polars()
+
+
+def test_a_query_of_scalars_reads_neither_tokens_nor_the_life_log(run: str) -> None:
+    with connect(Store(f"{run}/experience")) as connection:
+        sql = "explain select reward, weight_version, count(*) from experience group by all"
+        text = "".join(line for _, line in connection.sql(sql).fetchall())
+    assert "JOIN" not in text and "response_ids" not in text

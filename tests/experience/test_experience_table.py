@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from laminar.errors import LaminarError
+from laminar.errors import LaminarError, UserError
+from laminar.experience.evictors import equal_rewards, older_than
+from laminar.experience.prompt_pool import Draw, PromptPool, Source
 from laminar.experience.reader import Experience
+from laminar.experience.samplers import Rules, freshest
+from laminar.experience.store import StoreError
 from laminar.experience.table import ExperienceTable, Lease
 from tests.experience.rows import batch, group, one
 from tests.experience.stores import full_disk
@@ -22,7 +29,7 @@ def reopen(tmp_path: Path) -> Iterator[Open]:
     """Opens the table of one run, again and again; a table opened before is as good as dead."""
     tables: list[ExperienceTable] = []
 
-    def _open(**options: int) -> ExperienceTable:
+    def _open(**options: Any) -> ExperienceTable:
         tables.append(ExperienceTable(str(tmp_path / "run"), **options))
         return tables[-1]
 
@@ -295,3 +302,200 @@ def test_a_verdict_that_could_not_be_written_comes_again() -> None:
         disk.room = 100
         assert table.append(last) == []
         assert ExperienceTable(disk.url).counts()["evicted_too_few_rows"] == 1
+
+
+def test_an_expired_lease_gives_its_rows_back_and_the_next_trainer_has_them(tmp_path: Path) -> None:
+    now = [0.0]
+    table = ExperienceTable(str(tmp_path), clock=lambda: now[0])
+    table.append(group("g0"))
+    held = table.lease(1, version=0, staleness_ceiling=None, lessee="a", seconds=10.0)
+    assert held is not None
+    now[0] = 9.9
+    assert table.lease(1, version=0, staleness_ceiling=None, lessee="b") is None
+    now[0] = 10.0
+    assert lease(table).groups == ["g0"]
+    with pytest.raises(LaminarError, match=f"lease {held.id} is expired: its rows cannot be committed for step 1"):
+        table.commit(held.id, step=1, version=0, groups=held.groups)
+    table.close()
+
+
+def test_a_trainer_that_was_slower_than_its_lease_may_commit_what_nobody_took_since(tmp_path: Path) -> None:
+    now = [0.0]
+    table = ExperienceTable(str(tmp_path), clock=lambda: now[0])
+    table.append(group("g0"))
+    held = table.lease(1, version=0, staleness_ceiling=None, lessee="a", seconds=10.0)
+    assert held is not None
+    now[0] = 11.0
+    table.commit(held.id, step=1, version=0, groups=held.groups)
+    assert table.trained_rows() == 2
+    table.close()
+
+
+def test_a_group_given_up_on_request_keeps_its_reason_and_late_rows_follow_it(reopen: Open) -> None:
+    table = reopen()
+    table.append(group("g0", size=3, samples=[0, 1]))
+    assert table.evict(["g0", "never-seen"], "version_gone") == 2
+    assert table.groups_settled() == {"g0"}  # what is missing of it need not be generated
+    table.append(group("g0", size=3, samples=[2]))
+    assert table.counts()["evicted_version_gone"] == 3
+    again = reopen()
+    assert (again.counts()["evicted_version_gone"], again.ready_groups()) == (3, 0)
+    assert again.groups_settled() == {"g0"}
+
+
+def test_what_is_leased_cannot_be_evicted(reopen: Open) -> None:
+    table = reopen()
+    table.append(group("g0"))
+    held = lease(table)
+    assert table.evict(["g0"], "capacity") == 0
+    table.commit(held.id, step=1, version=0)
+    assert table.trained_rows() == 2
+
+
+def test_the_tables_rules_choose_and_evict_and_the_reasons_are_counted(reopen: Open) -> None:
+    table = reopen(rules=Rules(freshest, (equal_rewards, older_than(50.0))), now=lambda: 100.0)
+    table.append(group("equal", version=5, finished_at=100.0, reward=1.0))
+    table.append(group("old", version=5, finished_at=49.0))
+    table.append(group("early", version=3, finished_at=100.0))
+    table.append(group("late", version=4, finished_at=100.0))
+    assert lease(table, version=5).groups == ["late"]
+    assert table.counts() | {"evicted_equal_rewards": 2, "evicted_age": 2} == table.counts()
+    assert "(2 evicted_age, 2 evicted_equal_rewards)" in table.waiting_for(2)
+    assert reopen().counts()["evicted_age"] == 2
+
+
+def test_a_new_owner_takes_the_table_and_the_old_one_writes_no_more(reopen: Open) -> None:
+    old = reopen()
+    old.append(group("g0"))
+    held = lease(old)
+    new = reopen()
+    lost = "has a new owner .* which has all that was acknowledged; this one has lost it"
+    with pytest.raises(LaminarError, match=lost):
+        old.append(group("g1"))
+    with pytest.raises(LaminarError, match=lost):
+        old.commit(held.id, step=1, version=0)
+    with pytest.raises(LaminarError, match=lost):
+        lease(old)
+    new.append(group("g1"))
+    assert lease(new, groups=2).groups == ["g0", "g1"]
+    assert reopen().counts()["rows"] == 4
+
+
+def test_groups_are_settled_once_trained_or_evicted_and_not_before(reopen: Open) -> None:
+    table = reopen()
+    table.append(batch(*(one("dropped", n, drop_reason="reward_error") for n in range(2))))
+    table.append(group("trained"))
+    table.append(group("open", samples=[0]))
+    held = lease(table)
+    assert table.groups_settled() == {"dropped"}
+    table.commit(held.id, step=1, version=0)
+    assert table.groups_settled() == {"dropped", "trained"}
+    table.rewind(0)
+    assert table.groups_settled() == {"dropped"}
+
+
+def test_scattered_rows_are_gathered_as_they_were_written(reopen: Open) -> None:
+    table = reopen(compact_after=3)
+    names = [f"g{n}" for n in range(12)]
+    for sample in range(4):
+        for start in (0, 1, 2):
+            table.append(batch(*(one(n, sample, size=4, tokens=1 + int(n[1:])) for n in names[start::3])))
+    found = lease(table, groups=12)
+    lengths = [len(ids) for ids in found.table["response_ids"].to_pylist()]
+    assert lengths == [1 + int(name[1:]) for name in sorted(names) for _ in range(4)]
+    assert found.table["response_ids"].to_pylist() == [[10 + n % 4] * length for n, length in enumerate(lengths)]
+    assert found.table.schema == group("g").schema
+
+
+def test_a_store_that_vanishes_is_one_line_and_when_it_is_back_nothing_is_missing(tmp_path: Path) -> None:
+    table = ExperienceTable(str(tmp_path / "run"))
+    table.append(group("g0"))
+    held = lease(table)
+    (tmp_path / "run").rename(tmp_path / "away")
+    for work in (
+        lambda: table.append(group("g1")),
+        lambda: table.commit(held.id, step=1, version=0),
+        lambda: lease(table),
+    ):
+        with pytest.raises(StoreError) as error:
+            work()
+        assert str(error.value).startswith(str(tmp_path / "run/experience")) and "\n" not in str(error.value)
+    (tmp_path / "away").rename(tmp_path / "run")
+    table.commit(held.id, step=1, version=0)
+    assert table.append(group("g1")) == ["g1-0", "g1-1"]
+    table.close()
+    again = ExperienceTable(str(tmp_path / "run"))
+    assert (again.counts()["rows"], again.trained_rows()) == (4, 2)
+    again.close()
+
+
+def test_a_read_only_store_is_one_line_before_anything_starts() -> None:
+    with full_disk() as disk:
+        disk.refuses = errno.EROFS
+        with pytest.raises(UserError, match=f"cannot write to {disk.url}/experience: Read-only file system; give a "):
+            ExperienceTable(disk.url)
+
+
+def test_what_was_repaired_at_opening_is_said(reopen: Open, tmp_path: Path) -> None:
+    table = reopen()
+    table.append(group("g0"))
+    table.append(group("g1"))
+    (last,) = (tmp_path / "run/experience/rows/segments").glob("000000000002.*")
+    last.write_bytes(last.read_bytes()[:-100])
+    again = reopen()
+    assert again.counts()["rows"] == 2
+    (note,) = again.notes
+    assert "is torn" in note and "never acknowledged and is set aside" in note
+
+
+def test_a_resume_of_a_finished_run_trains_nothing_again(reopen: Open) -> None:
+    """verl #7935, #6232: a restart made one more step, or counted one twice."""
+    table = reopen()
+    for step in (1, 2):
+        table.append(group(f"g{step}"))
+        table.commit(lease(table).id, step=step, version=step - 1)
+    again = reopen()
+    assert again.rewind(2) == 0
+    assert again.lease(1, version=2, staleness_ceiling=None, lessee="trainer") is None
+    assert again.trained_rows() == 4
+
+
+def test_oversampled_groups_that_were_never_trained_are_there_after_a_resume(reopen: Open) -> None:
+    """OpenRLHF #1322: oversampled, untrained rollouts were lost on resume and success was reported."""
+    table = reopen()
+    for number in range(5):
+        table.append(group(f"g{number}"))
+    table.commit(lease(table, groups=2).id, step=1, version=0)
+    again = reopen()
+    assert lease(again, groups=3).groups == ["g2", "g3", "g4"]
+
+
+def test_a_resume_trains_the_same_prompts_as_an_undisturbed_run(tmp_path: Path) -> None:
+    """NeMo-RL #3599: 675 of 736 prompts were skipped after a kill; the cursor had run ahead."""
+
+    def trained_after(url: str, kills: set[int]) -> Counter[int]:
+        table, pool = ExperienceTable(url), PromptPool([Source("a", 6)], seed=0, epochs=2)
+        trained: Counter[int] = Counter()
+        running: list[Draw] = []
+        for moment in range(100):
+            if moment in kills:
+                table, pool = ExperienceTable(url), PromptPool([Source("a", 6)], seed=0, epochs=2)
+                pool.consume(Draw.number(name) for name in table.groups_settled())
+                end = 1 + max((Draw.number(name) for name in table.groups_seen()), default=-1)
+                running = [draw for draw in pool.take(end, before=end) if draw.group_id not in table.groups_seen()]
+            running += pool.take(3 - len(running))
+            if not running and not table.ready_groups():
+                break
+            for draw in [running.pop(0), *running[1:][:1]] if running else []:  # out of order: long ones stay behind
+                table.append(group(draw.group_id, prompt_id=str(draw.index)))
+            running = [draw for draw in running if draw.group_id not in table.groups_seen()]
+            held = table.lease(1, version=0, staleness_ceiling=None, lessee="trainer")
+            if held is not None:
+                table.commit(held.id, step=moment, version=0)
+                trained[int(held.table["prompt_id"][0].as_py())] += 1
+        table.close()
+        return trained
+
+    undisturbed = trained_after(str(tmp_path / "a"), set())
+    assert undisturbed == dict.fromkeys(range(6), 2)
+    assert trained_after(str(tmp_path / "b"), {2, 3, 7, 11}) == undisturbed

@@ -126,3 +126,20 @@ def test_whatever_is_sent_twice_or_out_of_order_is_a_prefix_of_the_response(
         partial = pool.resume("k", 2)
         assert (partial.ids if partial else ()) == tuple(response[:reach])
         assert partial is None or partial.logprobs == tuple(float(-i) for i in response[:reach])
+
+
+def test_after_a_write_that_failed_the_journal_has_everything_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = PartialPool(path)
+    pool.extend([("g0-0", 1, 7, 0, [5], [-0.5])])
+
+    def full(lines: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_put", full)
+        with pytest.raises(LaminarError, match=r"cannot write partial responses .*No space left on device"):
+            pool.extend([("g0-0", 1, 7, 1, [6], [-0.25])])
+    pool.extend([("g0-0", 1, 7, 1, [6], [-0.25])])
+    assert PartialPool(path).resume("g0-0", 2) == Partial(7, (5, 6), (-0.5, -0.25))

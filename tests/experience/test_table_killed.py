@@ -7,11 +7,12 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from laminar.experience.reader import Experience
 from laminar.experience.table import ExperienceTable
 from tests.experience.writers import writer
 
-KILLS = 20
 DEADLINE = 30.0
 """Seconds for a writer to say something."""
 
@@ -35,11 +36,14 @@ def killed(url: str, *, first: int, after: int, moment: float) -> list[tuple[str
     return said
 
 
-def test_killed_at_random_moments_it_loses_nothing_acknowledged_and_has_nothing_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_it_loses_nothing_acknowledged_and_has_nothing_twice(
+    tmp_path: Path, kills: int
+) -> None:
     draw = random.Random(0)
     url = str(tmp_path)
     said = []
-    for number in range(KILLS):
+    for number in range(kills):
         said += killed(url, first=number * 100, after=draw.randrange(1, 9), moment=draw.uniform(0, 0.02))
     appended = {name for what, names in said if what == "appended" for name in names}
     trained = [name for what, names in said if what == "trained" for name in names]

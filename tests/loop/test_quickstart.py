@@ -26,7 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def on_policy(store: Path) -> Iterator[LiveRun]:
     """Three synchronous steps with one replica, finished."""
-    run = LiveRun(store, "--steps", "3", "--replicas", "1", "--staleness-ceiling", "0", *SMALL, run_id="on-policy")
+    run = LiveRun(store, "--steps", "3", "--replicas", "1", "--staleness-ceiling", "0", *SMALL)
     try:
         run.wait_for_step(1)
         asked = laminar_flow("query", run.url, "select count(*) as n from experience where reward = 1", "--json")
@@ -92,7 +92,7 @@ def test_the_report_and_the_metrics_are_in_the_runs_folder(on_policy: LiveRun) -
 def test_a_second_run_keeps_the_tasks_results_and_says_so_and_ctrl_c_stops_it_in_order(
     on_policy: LiveRun, store: Path
 ) -> None:
-    run = LiveRun(store, "--steps", "500", *SMALL, run_id="stopped")
+    run = LiveRun(store, "--steps", "500", *SMALL)
     try:
         run.wait_for_step(1)
         ours = psutil.Process(run.process.pid).children(recursive=True)
@@ -101,14 +101,14 @@ def test_a_second_run_keeps_the_tasks_results_and_says_so_and_ctrl_c_stops_it_in
         assert run.process.returncode == 0
         assert result["status"] == "stopped", run.said
         assert result["kept"] == ["held_out"]
-        assert "kept result of run on-policy" in run.said
+        assert f"kept result of run {on_policy.run_id}" in run.said
         assert 1 <= result["steps"] < 500
         folder = Path(run.url)
         assert (folder / "checkpoints" / "final" / "model.safetensors").exists()
         counts = run.query("select state, count(*) as n from experience group by state")
         assert {row["state"] for row in counts} <= {"ready", "trained"}, "nothing stays leased or half done"
         assert not [process for process in ours if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-        assert not Path("/dev/shm/laminar-stopped").exists()
+        assert not Path(f"/dev/shm/laminar-{run.run_id}").exists()
         _resume_and_stop_again(run, store, steps=result["steps"])
     finally:
         run.close()
@@ -124,7 +124,7 @@ def quickstart_sums() -> dict[str, int]:
 
 def _resume_and_stop_again(stopped: LiveRun, store: Path, *, steps: int) -> None:
     trained = stopped.query("select trajectory_id, trained_step from experience where state = 'trained'")
-    run = LiveRun(store, run_id="stopped", resume=True)
+    run = LiveRun(store, run_id=stopped.run_id, resume=True)
     try:
         run.wait_for_step(steps + 2)
         run.interrupt()
@@ -139,6 +139,6 @@ def _resume_and_stop_again(stopped: LiveRun, store: Path, *, steps: int) -> None
 
 
 def test_resuming_a_finished_run_does_nothing(on_policy: LiveRun, store: Path) -> None:
-    ended = laminar_flow("resume", "on-policy", "--store", str(store), "--json", timeout=60)
+    ended = laminar_flow("resume", on_policy.run_id, "--store", str(store), "--json", timeout=60)
     assert ended.returncode == 0
     assert json.loads(ended.stdout)["steps"] == on_policy.final["steps"]

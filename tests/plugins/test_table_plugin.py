@@ -14,8 +14,13 @@ from distributed import Client, Scheduler, Worker
 from distributed.protocol import to_serialize
 
 from laminar.errors import LaminarError, UserError
+from laminar.experience.evictors import equal_rewards
+from laminar.experience.samplers import Rules, freshest
+from laminar_dask.outbox import Outbox
+from laminar_dask.roles import RolesPlugin
 from laminar_dask.table import TablePlugin
 from tests.experience.rows import batch, group, one
+from tests.experience.stores import full_disk
 
 DEADLINE = 20.0
 
@@ -51,18 +56,18 @@ def worker(scheduler: Scheduler, **options: Any) -> Worker:
 
 
 @asynccontextmanager
-async def cluster(url: str) -> AsyncIterator[Cluster]:
+async def cluster(plugin: TablePlugin) -> AsyncIterator[Cluster]:
     async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
         async with worker(scheduler, resources={"data": 1}) as data, worker(scheduler) as other:
             async with Client(scheduler.address, asynchronous=True) as client:
-                await client.register_plugin(TablePlugin(url))
+                await client.register_plugin(plugin)
                 yield Cluster(scheduler, client, data, other)
 
 
-def on_cluster(test: Callable[[Cluster], Awaitable[None]], url: str | Path) -> None:
+def on_cluster(test: Callable[[Cluster], Awaitable[None]], url: str | Path, plugin: TablePlugin | None = None) -> None:
     async def _run() -> None:
         async with asyncio.timeout(60):
-            async with cluster(str(url)) as cluster_:
+            async with cluster(plugin or TablePlugin(str(url))) as cluster_:
                 await test(cluster_)
 
     asyncio.run(_run())
@@ -192,3 +197,46 @@ def test_a_store_that_cannot_be_written_ends_the_registration_with_one_line(tmp_
 
     with pytest.raises(UserError, match=r"cannot write to .*/file/run/experience: Not a directory"):
         on_cluster(_test, tmp_path / "file/run")
+
+
+def test_rules_and_evictions_reach_the_table(tmp_path: Path) -> None:
+    async def _test(c: Cluster) -> None:
+        await c.append(group("equal", reward=1.0))
+        await c.append(group("orphan"))
+        await c.append(group("good"))
+        assert await c.laminar_evict(groups=["orphan", "unknown"], reason="version_gone") == 2
+        assert (await c.lease())["groups"] == ["good"]
+        counts = await c.laminar_counts()
+        assert (counts["evicted_version_gone"], counts["evicted_equal_rewards"]) == (2, 2)
+
+    on_cluster(_test, tmp_path, TablePlugin(str(tmp_path), Rules(freshest, (equal_rewards,))))
+
+
+def test_a_lease_ends_by_itself_when_its_time_is_up(tmp_path: Path) -> None:
+    async def _test(c: Cluster) -> None:
+        await c.append(group("g0"))
+        held = await c.lease()
+        assert (await c.lease(lessee="other", deadline=0.0))["status"] == "waiting"
+        again = await c.lease(lessee="other", deadline=10.0)
+        assert (held["groups"], again["groups"]) == (["g0"], ["g0"])
+
+    on_cluster(_test, tmp_path, TablePlugin(str(tmp_path), lease_seconds=0.5))
+
+
+def test_a_full_store_pauses_the_replicas_and_nothing_is_lost(tmp_path: Path) -> None:
+    with full_disk() as disk:
+
+        async def _test(c: Cluster) -> None:
+            await c.client.register_plugin(RolesPlugin())
+            outbox = Outbox(c.other)
+            await outbox.append(one("g0", 0))
+            disk.room = 0
+            stuck = asyncio.ensure_future(outbox.append(one("g0", 1)))
+            while disk.room > -2:  # it was refused, and asked again
+                await asyncio.sleep(0.01)
+            assert not stuck.done()
+            disk.room = 1000
+            await asyncio.wait_for(stuck, DEADLINE)
+            assert (await c.lease())["groups"] == ["g0"]
+
+        on_cluster(_test, disk.url, TablePlugin(disk.url))

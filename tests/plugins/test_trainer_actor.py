@@ -249,6 +249,23 @@ async def test_a_step_is_committed_also_when_the_data_worker_was_restarted_meanw
 
 
 @runs
+async def test_a_step_is_not_taken_as_committed_by_a_data_worker_whose_table_did_not_open(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    async with cluster(model_folder, tmp_path) as c:
+        trainer, actor = await c.trainer()
+        await trainer.start()
+        c.append(1)
+        await c.end("data")
+        await c.client.unregister_worker_plugin(TablePlugin.name)
+        await c.begin("data")
+        actor._uncommitted = {"lease": "trainer-1", "step": 1, "version": 0, "groups": ["g0"]}
+        with pytest.raises(RunFailed, match="could not open the experience table"):
+            await trainer.train(1, poll=1.0)
+        actor._uncommitted = None
+
+
+@runs
 async def test_training_goes_on_without_a_relay_and_a_new_one_gets_the_next_version(
     model_folder: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,10 @@ from laminar.rollout.engine import Engine
 
 __all__ = ["KINDS", "create_engine"]
 
-KINDS = {"transformers": ("laminar.rollout.engines.transformers", "TransformersEngine")}
+KINDS = {
+    "transformers": ("laminar.rollout.engines.transformers", "TransformersEngine"),
+    "emulated": ("laminar.rollout.engines.emulated", "EmulatedEngine"),
+}
 
 
 def create_engine(kind: str, model: str, **options: Any) -> Engine:
@@ -31,7 +34,7 @@ def create_engine(kind: str, model: str, **options: Any) -> Engine:
     >>> create_engine("transformer", "models/base")
     Traceback (most recent call last):
         ...
-    laminar.errors.UserError: unknown engine 'transformer'; did you mean 'transformers'? Known: transformers
+    laminar.errors.UserError: unknown engine 'transformer'; did you mean 'transformers'? Known: transformers, emulated
     """
     if kind not in KINDS:
         near = get_close_matches(kind, KINDS, n=1)

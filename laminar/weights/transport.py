@@ -1,0 +1,169 @@
+"""What carries a version from one relay to the next. Two are known: ``tcp`` and ``ucx``.
+
+A transport listens and connects; a connection carries frames both ways and, from the one who connected to the
+one who accepted, ranges of a version. Every call has a deadline, and ends with ``PeerLost`` or ``Stalled``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from laminar.errors import LaminarError, UserError
+from laminar.weights.incoming import Source
+from laminar.weights.wire import Frame, Kind
+
+__all__ = [
+    "Choice",
+    "Listener",
+    "Peer",
+    "PeerLost",
+    "Stalled",
+    "Transport",
+    "choose",
+    "installed",
+    "open_transport",
+    "split_address",
+]
+
+NAMES = ("tcp", "ucx")
+
+
+class PeerLost(LaminarError):
+    """The connection is broken: the other process died, or it closed the connection."""
+
+
+class Stalled(PeerLost):
+    """The connection stands, but nothing moved for the progress deadline: the other process is frozen."""
+
+
+class Peer(Protocol):
+    """One connection, used by one thread; another may send frames meanwhile, or ``hang_up``."""
+
+    address: str
+
+    def send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
+        """Send a frame."""
+
+    def read(self, deadline: float | None) -> Frame:
+        """The next frame, within ``deadline`` seconds (None: whenever it comes)."""
+
+    def send_range(self, source: Source, start: int, chunk: int, deadline: float, sent: Callable[[int], None]) -> None:
+        """Send a source's bytes from ``start`` to its end as they come in, at most ``chunk`` at a time; ``sent``
+        is told each time how many."""
+
+    def receive_range(
+        self, into: memoryview, start: int, stop: int, chunk: int, arrived: Callable[[int], None]
+    ) -> None:
+        """Fill a buffer's bytes ``start`` to ``stop`` and call ``arrived`` with how far it is, chunk for chunk."""
+
+    def idle(self) -> bool:
+        """Whether the connection stands and nothing was said: it can be used again."""
+
+    def hang_up(self) -> None:
+        """Break the connection, from any thread: whoever uses it gets ``PeerLost``. Idempotent."""
+
+    def close(self) -> None:
+        """End it; for the thread that uses it. Idempotent."""
+
+
+class Listener(Protocol):
+    """Waits for connections."""
+
+    address: str
+
+    def accept(self) -> Peer:
+        """The next connection. ``PeerLost`` once the listener is closed."""
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+
+
+class Transport(Protocol):
+    """A way to send bytes."""
+
+    name: str
+
+    def listen(self, host: str, port: int = 0) -> Listener:
+        """Listen on a host's interface. ``LaminarError`` if the port is taken."""
+
+    def connect(self, address: str, deadline: float) -> Peer:
+        """Connect within ``deadline`` seconds, or raise ``PeerLost``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which transport is used, and why."""
+
+    name: str
+    why: str
+
+
+def installed() -> list[str]:
+    """The transports that can be used here.
+
+    Example
+    -------
+    >>> installed()[0]
+    'tcp'
+    """
+    return ["tcp", *(["ucx"] if importlib.util.find_spec("ucxx") else [])]
+
+
+def choose(wanted: str = "") -> Choice:
+    """The transport to use: the one asked for (here or by the variable ``LAMINAR_TRANSPORT``), else ``ucx`` where its
+    UCX has RDMA, else ``tcp``.
+
+    (UCX over TCP costs more CPU than sockets and ``sendfile``: without RDMA nothing speaks for it.)
+
+    Raises
+    ------
+    UserError
+        It is unknown, or not installed.
+    """
+    wanted = wanted or os.environ.get("LAMINAR_TRANSPORT", "")
+    here = installed()
+    if wanted and wanted not in NAMES:
+        raise UserError(f"there is no transport `{wanted}`; there are: {', '.join(NAMES)}")
+    if wanted and wanted not in here:
+        raise UserError(f"transport `{wanted}` is not installed: pip install 'laminar-flow[{wanted}]', or use tcp")
+    if "ucx" not in here:
+        return Choice("tcp", "ucxx is not installed")
+    from laminar.weights.ucx import describe
+
+    found = describe()
+    what = f"UCX {found.version} has {', '.join(found.transports)}"
+    if wanted:
+        return Choice(wanted, f"asked for; {what}" if wanted == "ucx" else "asked for")
+    if found.rdma:
+        return Choice("ucx", what)
+    return Choice("tcp", f"{what}, so no RDMA, and over TCP sockets are faster")
+
+
+def open_transport(name: str) -> Transport:
+    """A transport by its name."""
+    if name == "ucx":
+        from laminar.weights.ucx import Ucx
+
+        return Ucx()
+    from laminar.weights.tcp import Tcp
+
+    return Tcp()
+
+
+def split_address(address: str) -> tuple[str, str, int]:
+    """Transport, host and port.
+
+    Example
+    -------
+    >>> split_address("tcp://127.0.0.1:4711")
+    ('tcp', '127.0.0.1', 4711)
+    """
+    name, _, place = address.partition("://")
+    host, _, port = place.rpartition(":")
+    if name not in NAMES or not host or not port.isdecimal():
+        raise ValueError(f"{address!r} is no relay's address, expected one like tcp://127.0.0.1:4711")
+    return name, host, int(port)

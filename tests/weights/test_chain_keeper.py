@@ -1,0 +1,125 @@
+"""Whatever joins, dies and is reported in whatever order: in the end every living relay has the newest version."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laminar.weights.chain import Member
+from laminar.weights.keeper import Keeper, Order, Send, StandInSend, Survey
+
+NBYTES = 1 << 20
+TRAINER = Member("trainer", "h0", "")
+
+
+def relay(number: int) -> Member:
+    return Member(f"r{number}", f"h{number}", "")
+
+
+class World:
+    """Carries orders out, perfectly or, where a relay has died, by what then happens."""
+
+    def __init__(self) -> None:
+        self.keeper = Keeper()
+        self.alive: set[str] = set()
+        self.has: dict[str, set[int]] = {}
+        self.orders: list[Order] = []
+        self.left: set[int] = set()
+        """Versions in the memory that the trainer's relay left, dead or not."""
+
+    def join(self, number: int) -> None:
+        name = relay(number).name
+        if name in self.alive:
+            return
+        self.alive.add(name)
+        held = self.left if number == 0 else set()
+        self.has[name] = set(held)
+        self.orders += self.keeper.join(relay(number), max(held, default=None), nbytes=NBYTES)
+
+    def die(self, number: int) -> None:
+        name = relay(number).name
+        if name in self.alive:
+            self.alive.discard(name)
+            self.orders += self.keeper.leave(name)
+
+    def publish(self, version: int) -> None:
+        self.left.add(version)
+        if "r0" in self.alive:
+            self.has["r0"].add(version)
+            self.orders += self.keeper.published("r0", version, nbytes=NBYTES)
+
+    def carry_out(self) -> None:
+        """Follow one order, the oldest."""
+        if not self.orders:
+            return
+        order = self.orders.pop(0)
+        if isinstance(order, Survey):
+            held = {name: NBYTES * (order.version in self.has[name]) for name in order.relays if name in self.alive}
+            stand_in = TRAINER if order.version in self.left else None
+            self.orders += self.keeper.surveyed(order.version, held, stand_in)
+            return
+        assert isinstance(order, Send | StandInSend)
+        plan = order.plan
+        root = plan.members[0].name
+        version = plan.version
+        if isinstance(order, Send) and (root not in self.alive or version not in self.has[root]):
+            self.orders += self.keeper.report(root, "failed", version=version, epoch=plan.epoch)
+            return
+        for member in plan.members[1:]:
+            if member.name not in self.alive:
+                self.orders += self.keeper.report(root, "lost", version=version, epoch=plan.epoch)
+            elif version >= max(self.has[member.name], default=-1):
+                self.has[member.name].add(version)
+                self.orders += self.keeper.report(member.name, "promoted", version=version, epoch=plan.epoch)
+        self.orders += self.keeper.report(root, "done", version=version, epoch=plan.epoch)
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), st.integers(0, 4)),
+        st.tuples(st.just("die"), st.integers(0, 4)),
+        st.tuples(st.just("publish"), st.just(0)),
+        st.tuples(st.just("carry out"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(EVENTS)
+def test_in_the_end_every_living_relay_has_the_newest_version_that_one_of_them_has(
+    events: list[tuple[str, int]],
+) -> None:
+    world, version = World(), 0
+    for what, number in events:
+        if what == "join":
+            world.join(number)
+        elif what == "die":
+            world.die(number)
+        elif what == "publish":
+            world.publish(version)
+            version += 1
+        else:
+            world.carry_out()
+    for _ in range(200):
+        world.carry_out()
+    assert not world.orders, "it goes on for ever"
+    held = {name: world.has[name] for name in world.alive}
+    newest = max((max(versions) for versions in held.values() if versions), default=None)
+    if newest is not None:
+        assert all(newest in versions for versions in held.values()), held
+    assert world.keeper.flight is None
+
+
+def test_the_first_in_a_chain_that_starves_twice_has_its_frozen_root_replaced() -> None:
+    keeper = Keeper()
+    for number in range(3):
+        keeper.join(relay(number), None)
+    [order] = keeper.published("r0", 1, nbytes=NBYTES)
+    first = order.plan.members[1].name
+    assert keeper.report("r2" if first == "r1" else "r1", "starving", version=1, epoch=1) == []
+    assert keeper.report(first, "starving", version=1, epoch=1) == []
+    [survey] = keeper.report(first, "starving", version=1, epoch=1)
+    assert survey == Survey(1, tuple(member.name for member in order.plan.members), "h0")
+    [after] = keeper.surveyed(1, {"r1": 10, "r2": 0}, TRAINER)
+    assert [member.name for member in after.plan.members] == ["trainer", "r1", "r2"]

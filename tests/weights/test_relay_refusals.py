@@ -1,0 +1,169 @@
+"""What a relay does not take: it says why in one line, and goes on serving what it has."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from laminar.errors import LaminarError, UserError
+from laminar.weights import wire
+from laminar.weights.chain import Member, Plan
+from laminar.weights.checksum import chunk_hashes, digest
+from laminar.weights.forward import Report
+from laminar.weights.layout import Layout, TensorSpec
+from laminar.weights.locks import release
+from laminar.weights.mapping import Segment
+from laminar.weights.node import RelayNode
+from laminar.weights.owner import SegmentOwner
+from laminar.weights.segment import STAGED
+from laminar.weights.slots import free_slot
+from laminar.weights.tcp import Tcp
+from laminar.weights.transport import choose, split_address
+
+SIZE = 1 << 20
+
+
+def layout(name: str = "a", nbytes: int = SIZE) -> Layout:
+    return Layout.pack([TensorSpec(name, "int8", (nbytes,), nbytes)])
+
+
+class Host:
+    """A relay in this process."""
+
+    def __init__(self, root: Path, run: str = "one") -> None:
+        self.owner = SegmentOwner(root)
+        self.reports: list[Report] = []
+        self._said = threading.Condition()
+        self.node = RelayNode(self.owner, Tcp(), run=run, report=self._hear, progress_deadline=0.5)
+        self.member = Member(root.name, "here", self.node.address)
+
+    def publish(self, version: int) -> str:
+        segment = Segment(self.owner.root, writable=True)
+        slot, lock = free_slot(segment, version, deadline=1)
+        slot.payload[:] = bytes([version]) * len(slot.payload)
+        slot.hashes = hashes = chunk_hashes(slot.payload, segment.layout)
+        slot.digest = digest(hashes)
+        slot.stamp = (version, STAGED)
+        release(lock)
+        return self.owner.promote(version).digest
+
+    def send(self, version: int, *others: Host) -> None:
+        members = (self.member, *(other.member for other in others))
+        self.node.send(Plan(version, version, members, 1 << 18, 0, self.owner.layout.nbytes))
+
+    def said(self, what: str) -> Report:
+        """Wait for a report."""
+        with self._said:
+            assert self._said.wait_for(lambda: any(it.what == what for it in self.reports), 20), self.reports
+            return next(it for it in self.reports if it.what == what)
+
+    def _hear(self, report: Report) -> None:
+        with self._said:
+            self.reports.append(report)
+            self._said.notify_all()
+
+
+@pytest.fixture
+def host(root: Path) -> Iterator[Callable[..., Host]]:
+    hosts: list[Host] = []
+
+    def make(run: str = "one") -> Host:
+        hosts.append(Host(root.parent / f"laminar-{len(hosts)}", run))
+        return hosts[-1]
+
+    yield make
+    for each in hosts:
+        each.node.close()
+        each.owner.close()
+
+
+@pytest.mark.parametrize(
+    ("other_run", "other_layout", "why"),
+    [
+        ("two", layout(), "this relay serves run two, it was sent weights of run one"),
+        ("one", layout("b"), "the model changed under a run; start a new one"),
+    ],
+)
+def test_weights_of_another_run_or_model_are_refused_and_the_old_version_stays(
+    host: Callable[..., Host], other_run: str, other_layout: Layout, why: str
+) -> None:
+    first, second = host(), host(other_run)
+    first.owner.prepare(layout())
+    second.owner.prepare(other_layout)
+    held = second.publish(3)
+    first.publish(4)
+    first.send(4, second)
+    assert why in first.said("lost").why
+    with second.owner.pinned(3) as slot:
+        slot.verify()
+        assert slot.digest == held
+
+
+def test_a_relay_without_memory_says_how_much_is_missing(
+    host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = host(), host()
+    first.owner.prepare(layout())
+    first.publish(1)
+    full = LaminarError("slots of the weights need 3 bytes, 2 are free: free shared memory")
+
+    def no_room(layout: Layout) -> None:
+        raise full
+
+    monkeypatch.setattr(second.owner, "prepare", no_room)
+    first.send(1, second)
+    assert "2 are free: free shared memory" in first.said("lost").why
+
+
+def test_bytes_damaged_in_memory_are_noticed_by_who_receives_them(host: Callable[..., Host]) -> None:
+    first, second = host(), host()
+    first.owner.prepare(layout())
+    first.publish(1)
+    segment = Segment(first.owner.root, writable=True)
+    segment.slots[segment.head[1]].payload[SIZE // 2] ^= 1
+    first.send(1, second)
+    assert "arrived damaged" in second.said("damaged").why
+    first.said("lost")
+    assert second.owner.held() == []
+
+
+@pytest.mark.parametrize(
+    ("speech", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "is no relay"),
+        (wire.HEADER.pack(b"LMNR", 99, 1, 0), "speaks protocol 99, this one 1"),
+    ],
+)
+def test_who_speaks_another_protocol_is_hung_up_on_with_one_line(
+    host: Callable[..., Host], caplog: pytest.LogCaptureFixture, speech: bytes, why: str
+) -> None:
+    relay = host()
+    relay.owner.prepare(layout())
+    relay.publish(1)
+    _, address, port = split_address(relay.node.address)
+    with socket.create_connection((address, port), timeout=10) as stranger:
+        stranger.sendall(speech)
+        assert stranger.recv(1) == b""
+    assert why in caplog.text
+    assert relay.owner.held() == [1]
+
+
+def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
+    listener = Tcp().listen("127.0.0.1")
+    _, _, port = split_address(listener.address)
+    with pytest.raises(LaminarError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use; give another"):
+        Tcp().listen("127.0.0.1", port)
+    listener.close()
+
+
+def test_a_transport_that_is_unknown_or_not_installed_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="there is no transport `pigeon`; there are: tcp, ucx"):
+        choose("pigeon")
+    monkeypatch.setattr("laminar.weights.transport.installed", lambda: ["tcp"])
+    assert choose().name == "tcp"
+    with pytest.raises(UserError, match=r"pip install 'laminar-flow\[ucx\]'"):
+        choose("ucx")
