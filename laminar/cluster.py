@@ -18,8 +18,8 @@ import dask
 import psutil
 from distributed import Client, Nanny, Scheduler, SpecCluster
 
-from laminar.errors import LaminarError
-from laminar.weights.segment import remove_segments, segment_root
+from laminar.errors import LaminarError, UserError
+from laminar.weights.segment import in_use, remove_segments, segment_root
 
 __all__ = ["Needs", "RunningCluster", "start", "worker_spec"]
 
@@ -159,9 +159,13 @@ def start(needs: Needs, run_id: str) -> Iterator[RunningCluster]:
 
     Raises
     ------
+    UserError
+        A run of this id is going on on this host.
     LaminarError
         Not all workers came up within ``START_DEADLINE`` seconds.
     """
+    if in_use(segment_root(run_id)):
+        raise UserError(f"a run {run_id} is going on on this host ({segment_root(run_id)}); give another --run-id")
     spec = worker_spec(needs)
     with dask.config.set(CONFIG), _quiet():
         cluster = SpecCluster(

@@ -6,6 +6,7 @@ Called inside an ``@lm.flow`` function they become nodes of its Dask graph; the 
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any, Literal
 
@@ -219,6 +220,16 @@ def post_train(**settings: Any) -> Any:
     spec = PostTrainSpec(**settings)
     inputs: dict[str, Any] = {name: settings[name] for name in DATA if name in settings}
     return stage("post_train", post_train_stage, spec, inputs)
+
+
+def _documented(function: Any, spec: type[UserConfig]) -> None:
+    """Give a function that takes a spec's fields their signature and their descriptions."""
+    fields = [f"    {name}\n        {field.description}" for name, field in spec.model_fields.items()]
+    function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Fields", "------", *fields])
+    function.__signature__ = inspect.signature(spec)
+
+
+_documented(post_train, PostTrainSpec)
 
 
 def evaluate(policy: Any, prompts: Any) -> Any:

@@ -33,6 +33,7 @@ __all__ = [
     "clear",
     "create",
     "host_label",
+    "in_use",
     "pack_word",
     "remove_segments",
     "segment_root",
@@ -141,6 +142,18 @@ def remove_segments(root: Path) -> None:
         if error.errno != errno.ENOTEMPTY:
             raise
         # The next owner of the same run, who waited for the lock, has moved in.
+
+
+def in_use(root: Path) -> bool:
+    """Whether a living relay owns the folder: another run of the same id on this host."""
+    try:
+        fd = try_lock(root / "owner.lock", EXCLUSIVE)
+    except FileNotFoundError:
+        return False
+    if fd is None:
+        return True
+    release(fd)
+    return False
 
 
 def sweep(folder: Path = Path("/dev/shm")) -> list[str]:

@@ -147,7 +147,7 @@ class Reporter:
                 tables["evaluations"],
                 tables["replicas"],
                 dropped=sum(self.feeder.dropped.values()),
-                versions_per_trajectory_max=self.feeder.versions_max,
+                versions_per_trajectory_max=self.feeder.versions_max or None,  # before a restart: as the steps say
             )
         )
         return {

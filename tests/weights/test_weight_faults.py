@@ -18,7 +18,7 @@ from laminar.weights.mapping import Segment
 from laminar.weights.owner import SegmentOwner
 from laminar.weights.publisher import Publisher
 from laminar.weights.reader import WeightReader
-from laminar.weights.segment import sweep
+from laminar.weights.segment import in_use, sweep
 
 ELEMENTS = 1 << 17
 
@@ -209,3 +209,11 @@ def test_a_lock_is_free_once_released_although_a_forked_child_has_the_descriptor
         start(signal.pause)
     assert holders(owner.root / "slot0") == holders(owner.root / "slot1") == []
     Publisher(owner.root, deadline=0.05).publish(4, tensors(4))
+
+
+def test_a_folder_is_in_use_while_its_relay_lives(root: Path) -> None:
+    assert not in_use(root)
+    owner = SegmentOwner(root)
+    assert in_use(root)
+    owner.close()
+    assert not in_use(root)
