@@ -245,17 +245,25 @@ class Feeder:
         self.futures.update({future.key: future for future in futures})
         self.feeding += 1
         try:
-            with contextlib.suppress(FuturesCancelledError):
-                await wait(futures)
-            results = await client.gather(
-                {f.key: f for f in futures if f.status == "finished"}, errors="skip", direct=True
-            )
+            results = await self._results(futures)
             for request, future in zip(requests, futures, strict=True):
                 await self._see(request, future, results.get(request.key), job)
         finally:
             self.feeding -= 1
             for future in futures:
                 self.futures.pop(future.key, None)
+
+    async def _results(self, futures: list[Future]) -> dict[str, Any]:
+        """Summaries by key, when all are done. One whose worker died with it is computed again by Dask."""
+        results: dict[str, Any] = {}
+        while True:
+            with contextlib.suppress(FuturesCancelledError):
+                await wait(futures)
+            missing = {f.key: f for f in futures if f.key not in results and f.status not in ("error", "cancelled")}
+            if not missing:
+                return results
+            results |= await self.conductor.client.gather(missing, errors="skip", direct=True)
+            await asyncio.sleep(IDLE_SECONDS)
 
     async def _see(self, request: TrajectoryRequest, future: Future, result: Any, job: EvaluationJob | None) -> None:
         if result is None and future.status == "error":

@@ -9,7 +9,7 @@ import pytest
 
 from tests.live import LiveRun
 
-STEPS, BATCH = 8, 32
+STEPS, BATCH = 20, 32
 OPTIONS = ["--steps", str(STEPS), "--batch-size", str(BATCH), "--eval-size", "16", "--evaluate-every", "0"]
 
 
