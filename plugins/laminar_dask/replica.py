@@ -230,6 +230,8 @@ class ReplicaPlugin(WorkerPlugin):
                 continue
             generated = await self._in_engine(serving, attempt, story, partial)
             if attempt.departure is None:
+                if generated.finish_reason == "abort":
+                    raise HandedOver  # the engine was closed under it: whoever gets it next resumes it
                 break
             if generated.finish_reason != "abort":
                 attempt.departure.ended(request.key)
