@@ -26,6 +26,11 @@ class Attachment:
         self._segment: Segment | None = None
         self._users: int | None = None
 
+    @property
+    def mapped(self) -> Segment | None:
+        """What was mapped last, whether it still stands or not."""
+        return self._segment
+
     def segment(self) -> Segment:
         """The segment that stands at ``root`` now. ``FileNotFoundError`` if there is none."""
         segment = self._segment

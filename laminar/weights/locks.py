@@ -21,7 +21,7 @@ POLL = 0.001
 """Seconds between two tries: ``flock`` has no timeout of its own."""
 
 
-def try_lock(path: Path, how: int) -> int | None:
+def try_lock(path: Path | str, how: int) -> int | None:
     """Lock a file that exists, now or not at all. The descriptor goes to ``release``."""
     fd = os.open(path, os.O_RDONLY)
     try:

@@ -7,11 +7,12 @@ import mmap
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from laminar.errors import LaminarError
 from laminar.weights.checksum import chunk_hashes, digest
 from laminar.weights.layout import Layout
-from laminar.weights.locks import EXCLUSIVE, SHARED, try_lock
+from laminar.weights.locks import EXCLUSIVE, SHARED, release, try_lock
 from laminar.weights.segment import (
     HEAD_LAYOUT,
     HEAD_SLOTS,
@@ -42,7 +43,10 @@ class Slot:
         self.path = path
         self.layout = layout
         start = header_bytes(layout)
-        self._map = _map(path, slot_bytes(layout), writable=writable)
+        self._file = str(path)
+        self._map, self._inode = _map(path, slot_bytes(layout), writable=writable)
+        self.views: dict[str, Any] | None = None
+        """The tensors that lie in it, once a reader made them."""
         view = memoryview(self._map)
         self.words = view[:start].cast("Q")
         self.payload = view[start:]
@@ -89,11 +93,15 @@ class Slot:
 
     def pin(self) -> int | None:
         """A shared lock (to ``locks.release``): nobody fills the slot meanwhile. None while somebody does, or
-        where the file is gone."""
+        where the file is gone, or another stands in its place."""
         try:
-            return try_lock(self.path, SHARED)
+            lock = try_lock(self._file, SHARED)
         except FileNotFoundError:
             return None
+        if lock is not None and os.fstat(lock).st_ino != self._inode:
+            release(lock)
+            return None
+        return lock
 
     def populate(self) -> None:
         """Enter every page into this process's tables now, so that the first version is not slower than later ones."""
@@ -131,8 +139,8 @@ class Segment:
         self.root = root
         self.layout = _read_layout(root)
         self._head = str(root / "head")
-        self._inode = os.stat(self._head).st_ino  # noqa: PTH116 - a pull calls it: pathlib takes five times as long
-        self.words = memoryview(_map(root / "head", PAGE, writable=writable)).cast("Q")
+        mapped, self._inode = _map(root / "head", PAGE, writable=writable)
+        self.words = memoryview(mapped).cast("Q")
         if self.words[0] != MAGIC or self.words[HEAD_LAYOUT] != int(self.layout.hash, 16):
             raise LaminarError(f"{root}/head does not belong to layout {self.layout.hash}: remove {root}")
         count = self.words[HEAD_SLOTS]
@@ -163,7 +171,7 @@ class Segment:
     def stands(self) -> bool:
         """Whether these files are still the ones at ``root``: not after a graceful end or a new layout."""
         try:
-            return os.stat(self._head).st_ino == self._inode  # noqa: PTH116
+            return os.stat(self._head).st_ino == self._inode  # noqa: PTH116 - pathlib takes five times as long
         except FileNotFoundError:
             return False
 
@@ -180,10 +188,11 @@ def _read_layout(root: Path) -> Layout:
         raise LaminarError(f"{root}/layout.json: {error}: remove {root}") from error
 
 
-def _map(path: Path, nbytes: int, *, writable: bool) -> mmap.mmap:
-    """Map a whole file, through a descriptor that is used for nothing else (see ``locks``)."""
+def _map(path: Path, nbytes: int, *, writable: bool) -> tuple[mmap.mmap, int]:
+    """Map a whole file, through a descriptor that is used for nothing else (see ``locks``); the map and the inode."""
     with path.open("r+b" if writable else "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != nbytes:
-            raise LaminarError(f"{path} has {size} bytes, expected {nbytes}: truncated, or of another layout")
-        return mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        stat = os.fstat(file.fileno())
+        if stat.st_size != nbytes:
+            raise LaminarError(f"{path} has {stat.st_size} bytes, expected {nbytes}: truncated, or of another layout")
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return mmap.mmap(file.fileno(), nbytes, access=access), stat.st_ino

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from laminar.weights.attachment import Attachment
 from laminar.weights.locks import POLL, release
-from laminar.weights.mapping import Slot
+from laminar.weights.mapping import Segment, Slot
 from laminar.weights.segment import PUBLISHED
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class WeightReader:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._attachment = Attachment(root, writable=False)
-        self._views: WeakKeyDictionary[Slot, dict[str, torch.Tensor]] = WeakKeyDictionary()
 
     def newest(self) -> int | None:
         """The newest version that can be pulled; None before the first."""
@@ -78,14 +76,16 @@ class WeightReader:
         LaminarError
             The bytes do not match their checksums.
         """
-        with self.pin(version) as pinned:
+        version, slot, lock = self._pin(version)
+        tensors: dict[str, torch.Tensor] = {}
+        try:
             if verify:
-                pinned.slot.verify()
-            pulled = Pulled(pinned.version, pinned.digest, dict(self._tensors(pinned.slot)))
-            try:
-                yield pulled
-            finally:
-                pulled.tensors.clear()  # without the pin the bytes may change
+                slot.verify()
+            tensors.update(slot.views or _views(slot))
+            yield Pulled(version, slot.digest, tensors)
+        finally:
+            tensors.clear()  # without the pin the bytes may change
+            release(lock)
 
     @contextmanager
     def pin(self, version: int | None = None) -> Iterator[Pinned]:
@@ -101,14 +101,14 @@ class WeightReader:
         self._attachment.close()
 
     def _pin(self, asked: int | None) -> tuple[int, Slot, int]:
+        if asked is None and (pinned := _pin_newest(self._attachment.mapped)):
+            return pinned
         until = time.monotonic() + DEADLINE
         while True:
             version, slot = self._find(asked)
-            lock = slot.pin()
+            lock = _pin_as(version, slot)
             if lock is not None:
-                if slot.stamp == (version, PUBLISHED):
-                    return version, slot, lock
-                release(lock)
+                return version, slot, lock
             # Recycled between our look and our lock: look again.
             if time.monotonic() > until:
                 raise TimeoutError(f"version {version} in {self.root} was not pinned in {DEADLINE:g} s")
@@ -125,12 +125,32 @@ class WeightReader:
             raise LookupError(f"{what} held under {self.root}; held: {list(held)}")
         return version, held[version]
 
-    def _tensors(self, slot: Slot) -> dict[str, torch.Tensor]:
-        """The views of a slot, made once."""
-        from laminar.weights.tensors import views
 
-        if slot not in self._views:
-            with warnings.catch_warnings():  # torch warns that the buffer is read-only, as it shall be
-                warnings.filterwarnings("ignore", message="The given buffer is not writable")
-                self._views[slot] = views(slot.payload, slot.layout)
-        return self._views[slot]
+def _pin_newest(segment: Segment | None) -> tuple[int, Slot, int] | None:
+    """The quick way, which nearly always leads there: what the head says, in the files that were mapped before. (The
+    lock tells whether they still stand.)"""
+    head = segment.head if segment is not None else None
+    if segment is None or head is None:
+        return None
+    version, slot = head[0], segment.slots[head[1]]
+    lock = _pin_as(version, slot)
+    return None if lock is None else (version, slot, lock)
+
+
+def _pin_as(version: int, slot: Slot) -> int | None:
+    """The lock on a slot that still holds a version; None if it does not, or not any more."""
+    lock = slot.pin()
+    if lock is not None and slot.stamp != (version, PUBLISHED):
+        release(lock)
+        return None
+    return lock
+
+
+def _views(slot: Slot) -> dict[str, torch.Tensor]:
+    """The tensors of a slot, made once."""
+    from laminar.weights.tensors import views
+
+    with warnings.catch_warnings():  # torch warns that the buffer is read-only, as it shall be
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        slot.views = views(slot.payload, slot.layout)
+    return slot.views
