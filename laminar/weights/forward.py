@@ -61,7 +61,7 @@ class Report:
 
 class Refused(LaminarError):
     """A relay does not want what it is sent. ``kind`` is ``skipped``, ``overtaken``, ``busy``, ``run``,
-    ``layout`` or ``memory``."""
+    ``token``, ``layout`` or ``memory``."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -118,6 +118,8 @@ class Outgoing:
     prefix: Prefix
     changes: Changes | None = None
     """What may be sent instead to who holds the version before."""
+    token: str = ""
+    """What the relays of one scheduler know each other by."""
 
     @property
     def source(self) -> Source:
@@ -128,6 +130,7 @@ class Outgoing:
         """The body of HELLO for the member at position ``to``."""
         return {
             "run": self.run,
+            "token": self.token,
             "layout": self.slot.layout.hash,
             "plan": self.plan.to_dict(),
             "position": self.position,

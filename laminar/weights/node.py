@@ -52,6 +52,8 @@ class RelayNode:
         The segment of this host.
     run
         What is sent for another run is refused.
+    token
+        What the relays of one scheduler know each other by: who does not know it is refused.
     host, port
         Where to listen; port 0 takes a free one.
     report
@@ -71,6 +73,7 @@ class RelayNode:
         transport: Transport,
         *,
         run: str,
+        token: str = "",
         host: str = "127.0.0.1",
         port: int = 0,
         report: Callable[[Report], None] = lambda report: None,
@@ -78,6 +81,7 @@ class RelayNode:
     ) -> None:
         self.owner = owner
         self.run = run
+        self._token = token
         self._report = report
         self._deadline = progress_deadline
         self._links = Links(transport, progress_deadline)
@@ -215,7 +219,7 @@ class RelayNode:
         """One version's range from one predecessor: admit, receive, commit, and wait for all behind."""
         values = hello.values()
         plan, position = Plan.from_dict(values["plan"]), int(values["to"])
-        agree(peer, values, self.owner, self.run)
+        agree(peer, values, self.owner, self.run, self._token)
         with busy(peer), self._admitting:
             reception = self._admit(plan, Fence(plan.epoch, int(values["position"])), peer)
             self._position = position
@@ -353,7 +357,9 @@ class RelayNode:
             before.cancel()
         reception.forwarder = Forwarder(
             self._links,
-            Outgoing(plan, position, self.run, reception.slot, digest, reception.prefix, reception.changes),
+            Outgoing(
+                plan, position, self.run, reception.slot, digest, reception.prefix, reception.changes, self._token
+            ),
             fed=reception.fed,
             report=self._from_forwarder,
             sent=self._count_sent,

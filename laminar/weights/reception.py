@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,10 +82,15 @@ Arrived = Callable[[Reception, int, bool], None]
 """Told how many bytes came, and whether they are the first of a connection."""
 
 
-def agree(peer: Peer, values: dict[str, Any], owner: SegmentOwner, run: str) -> None:
-    """Whether this is our run and layout. A relay that has no layout yet takes the one it is sent."""
+def agree(peer: Peer, values: dict[str, Any], owner: SegmentOwner, run: str, token: str = "") -> None:
+    """Whether this is our run, our scheduler's relay, and our layout. A relay that has no layout yet takes the one
+    it is sent."""
     if values["run"] != run:
         raise Refused("run", f"this relay serves run {run}, it was sent weights of run {values['run']}")
+    if not hmac.compare_digest(str(values.get("token", "")).encode(), token.encode()):
+        raise Refused(
+            "token", f"{peer.address} does not know the token of run {run}: only relays of its own scheduler may send"
+        )
     if owner.layout is None:
         peer.send(Kind.HAVE, {"offset": 0, "layout": True, "changes": False})
         frame = peer.read(FRAME_DEADLINE)

@@ -36,12 +36,14 @@ class StandIn:
         transport: Transport,
         *,
         run: str,
+        token: str = "",
         report: Callable[[Report], None] = lambda report: None,
         progress_deadline: float = PROGRESS_DEADLINE,
     ) -> None:
         self._reader = WeightReader(root)
         self._links = Links(transport, progress_deadline)
         self._run = run
+        self._token = token
         self._report = report
         self._forwarder: Forwarder | None = None
 
@@ -57,9 +59,10 @@ class StandIn:
             self._forwarder.cancel()
         stack = ExitStack()
         pinned = stack.enter_context(self._reader.pin(plan.version))
+        whole = Prefix(plan.start, plan.stop, plan.stop)
         self._forwarder = Forwarder(
             self._links,
-            Outgoing(plan, 0, self._run, pinned.slot, pinned.digest, Prefix(plan.start, plan.stop, plan.stop)),
+            Outgoing(plan, 0, self._run, pinned.slot, pinned.digest, whole, token=self._token),
             fed=lambda: True,
             report=self._report,
             sent=lambda nbytes: None,

@@ -1,7 +1,7 @@
 """What relays say to each other: short frames on one TCP connection a pair, around the bytes of a version.
 
-Sender: HELLO (plan, version, digest). Receiver: HAVE (what it holds), or REFUSED (why). Sender: LAYOUT if asked
-for, HASHES, then the bytes from there on. Receiver: BUSY now and then while others behind it are not done,
+Sender: HELLO (run, token, plan, version, digest). Receiver: HAVE (what it holds), or REFUSED (why). Sender: LAYOUT
+if asked for, HASHES, then the bytes from there on. Receiver: BUSY now and then while others behind it are not done,
 DONE when they are.
 """
 
@@ -17,10 +17,12 @@ from laminar.errors import LaminarError
 
 __all__ = ["HEADER", "PROTOCOL", "Frame", "Kind", "Speech", "pack", "unpack_header"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAGIC = b"LMNR"
 HEADER = struct.Struct("<4sHHI")
 LARGEST = 1 << 28
+SHORT = 1 << 20
+"""Bytes that a frame may have which comes from somebody who has not said yet who it is."""
 
 
 class Kind(IntEnum):
@@ -82,9 +84,11 @@ def unpack_header(header: bytes, peer: str) -> tuple[Kind, int]:
         raise Speech(
             f"relay {peer} speaks protocol {protocol}, this one {PROTOCOL}: install the same laminar-flow on all hosts"
         )
-    if length > LARGEST:
-        raise Speech(f"relay {peer} announced a frame of {length:,} bytes, at most {LARGEST:,} are taken")
     try:
-        return Kind(kind), length
+        known = Kind(kind)
     except ValueError as error:
         raise Speech(f"relay {peer} sent a frame of the unknown kind {kind}") from error
+    most = LARGEST if known in (Kind.LAYOUT, Kind.HASHES) else SHORT
+    if length > most:
+        raise Speech(f"relay {peer} announced a frame {known.name} of {length:,} bytes, at most {most:,} are taken")
+    return known, length

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 SCHEDULER_DEADLINE = 5.0
 """Seconds for the scheduler to take a message."""
+TOKEN_DEADLINE = 60.0
+"""Seconds for it to answer a relay that starts, while the whole cluster does."""
 
 
 class RelayPlugin(WorkerPlugin):
@@ -67,10 +69,13 @@ class RelayPlugin(WorkerPlugin):
         self.owner: SegmentOwner | None = None
         self.node: RelayNode | None = None
         self.stand_in: StandIn | None = None
+        self.token = ""
 
     async def setup(self, worker: Worker) -> None:
         """Take the segment up, remove what dead runs left, answer calls and join the chain."""
         self.worker = worker
+        if has_role(worker, "trainer") or has_role(worker, "relay"):
+            self.token = await _token(worker)
         if has_role(worker, "trainer"):
             worker.handlers["laminar_relay_can_stand_in"] = self.can_stand_in
             worker.handlers["laminar_relay_stand_in"] = self.send_instead
@@ -183,6 +188,7 @@ class RelayPlugin(WorkerPlugin):
             self._segments(),
             open_transport(self.chosen.name),
             run=self.run,
+            token=self.token,
             host=_ip(self.worker),
             report=self._report,
         )
@@ -191,7 +197,8 @@ class RelayPlugin(WorkerPlugin):
         if self.stand_in is None:
             name = split_address(plan.members[1].address)[0]
             root = segment_root(self.run)
-            self.stand_in = StandIn(root, open_transport(name), run=self.run, report=self._report)
+            transport = open_transport(name)
+            self.stand_in = StandIn(root, transport, run=self.run, token=self.token, report=self._report)
         self.stand_in.send(plan)
 
     def _report(self, report: Report) -> None:
@@ -275,6 +282,20 @@ async def _answered(call: Awaitable[dict[str, Any]], relay: str, what: str, dead
         raise LaminarError(f"relay {relay} did not {what} within {deadline:g} s") from error
     except OSError as error:
         raise LaminarError(f"relay {relay} could not {what}: {error}") from error
+
+
+async def _token(worker: Worker) -> str:
+    """What the relays of this scheduler know each other by; empty where nobody owns the chains, so that none sends.
+
+    Raises
+    ------
+    LaminarError
+        The scheduler does not answer.
+    """
+    try:
+        return str(await asyncio.wait_for(worker.scheduler.laminar_chain_token(), TOKEN_DEADLINE) or "")
+    except TimeoutError as error:
+        raise LaminarError(f"the scheduler did not say the relays' token within {TOKEN_DEADLINE:g} s") from error
 
 
 async def _own(worker: Worker, relay: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
@@ -35,6 +36,7 @@ class ChainPlugin(SchedulerPlugin):
     - ``laminar_chain_join(relay, host, address, version, nbytes)``: a relay's data plane is up.
     - ``laminar_chain_published(relay, version, nbytes)``: a relay has a new version from its trainer.
     - ``laminar_chain_relay(host)``: address of the relay of a host, or None.
+    - ``laminar_chain_token()``: what the relays of this scheduler know each other by, on their own connections.
     - ``laminar_chain_status()``: members, newest version, chain under way, repairs.
     - ``laminar_chain_rows()``: one row of metrics a relay.
 
@@ -46,15 +48,18 @@ class ChainPlugin(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.keeper = Keeper()
+        self.secret = ""
 
     async def start(self, scheduler: Scheduler) -> None:
         """Register the handlers."""
         self.scheduler = scheduler
+        self.secret = secrets.token_hex(16)
         self._tasks: set[asyncio.Task[None]] = set()
         self._moved: tuple[Any, float] = (None, 0.0)
         scheduler.handlers["laminar_chain_join"] = self.join
         scheduler.handlers["laminar_chain_published"] = self.published
         scheduler.handlers["laminar_chain_relay"] = self.relay_of
+        scheduler.handlers["laminar_chain_token"] = self.token
         scheduler.handlers["laminar_chain_status"] = self.status
         scheduler.handlers["laminar_chain_rows"] = self.rows
         scheduler.stream_handlers["laminar-chain-report"] = self.report
@@ -78,6 +83,10 @@ class ChainPlugin(SchedulerPlugin):
     def relay_of(self, host: str) -> str | None:
         """RPC: the relay of a host."""
         return next((member.name for member in self.keeper.members.values() if member.host == host), None)
+
+    def token(self) -> str:
+        """RPC: what the relays of this scheduler know each other by."""
+        return self.secret
 
     def status(self) -> dict[str, Any]:
         """RPC: what the chains are like."""

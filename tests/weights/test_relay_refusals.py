@@ -34,11 +34,11 @@ def layout(name: str = "a", nbytes: int = SIZE) -> Layout:
 class Host:
     """A relay in this process."""
 
-    def __init__(self, root: Path, run: str = "one") -> None:
+    def __init__(self, root: Path, run: str = "one", token: str = "") -> None:
         self.owner = SegmentOwner(root)
         self.reports: list[Report] = []
         self._said = threading.Condition()
-        self.node = RelayNode(self.owner, Tcp(), run=run, report=self._hear, progress_deadline=0.5)
+        self.node = RelayNode(self.owner, Tcp(), run=run, token=token, report=self._hear, progress_deadline=0.5)
         self.member = Member(root.name, "here", self.node.address)
 
     def publish(self, version: int) -> str:
@@ -71,8 +71,8 @@ class Host:
 def host(root: Path) -> Iterator[Callable[..., Host]]:
     hosts: list[Host] = []
 
-    def make(run: str = "one") -> Host:
-        hosts.append(Host(root.parent / f"laminar-{len(hosts)}", run))
+    def make(run: str = "one", token: str = "") -> Host:
+        hosts.append(Host(root.parent / f"laminar-{len(hosts)}", run, token))
         return hosts[-1]
 
     yield make
@@ -101,6 +101,22 @@ def test_weights_of_another_run_or_model_are_refused_and_the_old_version_stays(
     with second.owner.pinned(3) as slot:
         slot.verify()
         assert slot.digest == held
+
+
+@pytest.mark.parametrize("token", ["", "guessed"])
+def test_who_does_not_know_the_token_of_the_run_is_refused_and_the_old_version_stays(
+    host: Callable[..., Host], token: str
+) -> None:
+    stranger, relay, friend = host(token=token), host(token="secret"), host(token="secret")
+    for each in (stranger, relay, friend):
+        each.owner.prepare(layout())
+    relay.publish(3)
+    stranger.publish(4)
+    stranger.send(4, relay)
+    assert "does not know the token of run one" in stranger.said("lost").why
+    assert relay.owner.held() == [3]
+    relay.send(3, friend)
+    friend.said("promoted")
 
 
 def test_a_relay_without_memory_says_how_much_is_missing(
@@ -135,7 +151,8 @@ def test_bytes_damaged_in_memory_are_noticed_by_who_receives_them(host: Callable
     ("speech", "why"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "is no relay"),
-        (wire.HEADER.pack(b"LMNR", 99, 1, 0), "speaks protocol 99, this one 1"),
+        (wire.HEADER.pack(b"LMNR", 99, 1, 0), "speaks protocol 99, this one 2"),
+        (wire.HEADER.pack(b"LMNR", 2, 1, 1 << 30), "frame HELLO of 1,073,741,824 bytes, at most 1,048,576"),
     ],
 )
 def test_who_speaks_another_protocol_is_hung_up_on_with_one_line(
