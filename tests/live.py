@@ -104,9 +104,10 @@ class LiveRun:
 
         return wait_for(f"worker `{role}`", look)
 
-    def kill(self, role: str) -> None:
-        """End one worker the hard way, and be gone before the run is."""
-        os.kill(self.pid(role), signal.SIGKILL)
+    def kill(self, *roles: str) -> None:
+        """End workers the hard way, all at once, and be gone before the run is."""
+        for pid in [self.pid(role) for role in roles]:
+            os.kill(pid, signal.SIGKILL)
         self.disconnect()
 
     def disconnect(self) -> None:

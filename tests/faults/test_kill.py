@@ -1,4 +1,4 @@
-"""Kill -9 of any one process: the run goes on, loses no finished trajectory and trains none twice."""
+"""Kill -9 of any one process, or of all workers at once: the run loses no finished trajectory, trains none twice."""
 
 from __future__ import annotations
 
@@ -20,11 +20,18 @@ def run(tmp_path: Path) -> Iterator[LiveRun]:
     live.close()
 
 
-@pytest.mark.parametrize("role", ["rollout-0", "trainer", "relay", "data"])
-def test_a_run_survives_the_death_of(role: str, run: LiveRun) -> None:
+ROLLOUTS = ["rollout-0", "rollout-1"]
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [["rollout-0"], ["trainer"], ["relay"], ["data"], ROLLOUTS, ["data", "relay", "trainer", *ROLLOUTS]],
+    ids=["rollout-0", "trainer", "relay", "data", "both rollouts", "all workers"],
+)
+def test_a_run_survives_the_death_of(roles: list[str], run: LiveRun) -> None:
     run.wait_for_step(2)
     finished = run.query("select count(*) as n from experience")[0]["n"]
-    run.kill(role)
+    run.kill(*roles)
     result = run.result()
     assert result["status"] == "finished", run.said
     assert result["steps"] == STEPS
