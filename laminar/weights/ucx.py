@@ -14,6 +14,7 @@ import importlib.util
 import logging
 import os
 import re
+import secrets
 import select
 import socket
 import time
@@ -26,6 +27,7 @@ from typing import Any
 from laminar.weights.incoming import Source
 from laminar.weights.tcp import SLICES, Tcp, TcpListener, TcpPeer
 from laminar.weights.transport import PeerLost, Stalled, split_address
+from laminar.weights.ucx_listener import UcxListening
 from laminar.weights.wire import Kind
 
 __all__ = ["Description", "Ucx", "describe"]
@@ -35,7 +37,6 @@ WINDOW = 4
 PAUSE = 0.001
 """Longest wait for UCX's event descriptor, in seconds: with longer ones wake-ups are missed."""
 ADDRESS_DEADLINE = 5.0
-TAG = 1
 RDMA = ("rc", "ud", "dc", "srd", "gga")
 """Transports of UCX that bypass the kernel, by how their names begin."""
 
@@ -89,33 +90,40 @@ def describe() -> Description:
 
 
 class _Bulk:
-    """A UCX worker with one endpoint: the sender's, to ``receiver`` (host, port), or the one that a receiver gets.
+    """A UCX worker with one endpoint: the sender's, to ``peer``, or the one that a receiver gets.
 
     (Endpoints made from a worker's address would save the listener, but with error handling they have no
-    rendezvous, and every byte is copied twice.) UCX listens on all interfaces; the listener is gone with the first
-    connection, and what a stranger would send does not match the hashes.
+    rendezvous, and every byte is copied twice.) The listener is gone with the first message. Whoever else connects
+    before does not know the tag, which is told on the connection beside this one.
+
+    Parameters
+    ----------
+    listen
+        The address of this host that the sender will connect to; None for a sender.
     """
 
-    def __init__(self, loopback: bool, receiver: tuple[str, int] | None = None) -> None:
+    def __init__(self, loopback: bool, *, listen: str | None = None) -> None:
         self._core, self._array = _library()
         self._worker = self._core.UCXWorker(_context(loopback))
         self._worker.init_blocking_progress_mode()
         self._requests: deque[tuple[int, Any]] = deque()
-        self._tag = self._core.UCXXTag(TAG)
         self.descriptor = int(self._worker.epoll_file_descriptor)
         self.closed = False
-        self._sends = receiver is not None
         self._endpoint: Any = None
-        self._listener: Any = None
-        if receiver is not None:
-            self._use(self._core.UCXEndpoint.create(self._worker, *receiver, True))
-        else:
-            self._listener = self._core.UCXListener.create(self._worker, 0, self._accept)
+        self._listening = None if listen is None else UcxListening(self._worker.handle, listen)
+        self.tag = secrets.randbits(64)
+
+    def connect(self, host: str, port: int, tag: int) -> None:
+        """Make this the sender, to a receiver's listener."""
+        self.tag = tag
+        self._endpoint = self._core.UCXEndpoint.create(self._worker, host, port, True)
+        self._endpoint.set_close_callback(self._on_close)
 
     @property
     def port(self) -> int:
         """Where a sender reaches this worker."""
-        return int(self._listener.port)
+        assert self._listening is not None
+        return self._listening.port
 
     @property
     def in_flight(self) -> int:
@@ -125,20 +133,19 @@ class _Bulk:
     def post(self, view: memoryview, offset: int) -> None:
         """Post a message; ``offset`` is told when it is complete."""
         data = self._array(view)
-        post = self._endpoint.tag_send if self._sends else self._worker.tag_recv
-        self._requests.append((offset, post(data, self._tag)))
+        post = self._worker.tag_recv if self._endpoint is None else self._endpoint.tag_send
+        self._requests.append((offset, post(data, self._core.UCXXTag(self.tag))))
 
     def completed(self) -> Iterator[int]:
         """The offsets of the messages that are complete, in the order in which they were posted."""
         while self._requests and self._requests[0][1].completed:
             offset, request = self._requests.popleft()
             request.check_error()
+            self._deaf()
             yield offset
 
     def progress(self, poller: select.poll) -> dict[int, int]:
         """Let UCX work; if it has nothing to do, wait a moment for any descriptor of the poller."""
-        if self._endpoint is not None:
-            self._listener = None
         worked = False
         while self._worker.progress_once():
             worked = True
@@ -152,15 +159,13 @@ class _Bulk:
             self._worker.cancel_inflight_requests()
             self._worker.progress()
             self._requests.clear()
-        self._endpoint = self._listener = self._worker = None
+        self._deaf()
+        self._endpoint = self._worker = None
 
-    def _accept(self, request: Any) -> None:
-        if self._endpoint is None:
-            self._use(self._listener.create_endpoint_from_conn_request(request, True))
-
-    def _use(self, endpoint: Any) -> None:
-        endpoint.set_close_callback(self._on_close)
-        self._endpoint = endpoint
+    def _deaf(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
 
     def _on_close(self) -> None:
         self.closed = True
@@ -238,15 +243,18 @@ class UcxPeer(TcpPeer):
             if frame.kind is not Kind.ADDRESS:
                 raise PeerLost(f"{self.address} sent {frame.kind.name}, expected the address of its UCX worker")
             _, host, _ = split_address(self.address)
+            where = frame.values()
             with self._errors():
-                self._bulk = _Bulk(self._loopback, (host, int(frame.body)))
+                self._bulk = _Bulk(self._loopback)
+                self._bulk.connect(host, int(where["port"]), int(where["tag"]))
         return self._bulk
 
     def _receiver(self) -> _Bulk:
         if self._bulk is None:
             with self._errors():
-                self._bulk = _Bulk(self._loopback)
-            self.send(Kind.ADDRESS, str(self._bulk.port).encode())
+                self._bulk = _Bulk(self._loopback, listen=self._sock.getsockname()[0])
+                where = {"port": self._bulk.port, "tag": self._bulk.tag}
+            self.send(Kind.ADDRESS, where)
         return self._bulk
 
     def _poller(self, bulk: _Bulk, *others: int) -> select.poll:
