@@ -5,10 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["BENCHES"]
+__all__ = ["BENCHES", "say"]
+
+_BEGAN = time.monotonic()
+
+
+def say(what: str) -> None:
+    """How a measurement goes on, on stderr: what is being measured, and seconds since the start."""
+    print(f"[{time.monotonic() - _BEGAN:4.0f} s] {what}", file=sys.stderr, flush=True)
 
 
 def _rollout() -> dict[str, Any]:
@@ -18,11 +27,11 @@ def _rollout() -> dict[str, Any]:
     return bench_rollout()
 
 
-def _relay() -> dict[str, Any]:
+def _relay(*, only: Sequence[str] = ()) -> dict[str, Any]:
     """Handing a version over, taking it, and carrying it down a chain of relays, also when some are killed."""
     from laminar.bench.relay import bench_relay
 
-    return bench_relay()
+    return bench_relay(only=only)
 
 
 def _repack(*, paper: bool = False) -> dict[str, Any]:

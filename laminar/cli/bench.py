@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
 def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="The whole measurement, where there is more of it.")] = False,
+    only: Annotated[str, typer.Option("--only", help="Some of its parts, as `a,b`, where there are several.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> dict[str, Any]:
     """Measure something; its numbers."""
@@ -34,9 +35,14 @@ def bench(
         close = nearest(name, BENCHES)
         hint = f"did you mean `{close}`? " if close else ""
         raise UserError(f"there is no bench `{name}`; {hint}There are: {', '.join(sorted(BENCHES)) or 'none'}")
-    options = {"paper": True} if paper else {}
-    if paper and "paper" not in signature(BENCHES[name]).parameters:
+    known = signature(BENCHES[name]).parameters
+    if paper and "paper" not in known:
         raise UserError(f"bench `{name}` has no --paper: what it measures by default is all there is")
+    if only and "only" not in known:
+        raise UserError(f"bench `{name}` has no --only: it has no parts")
+    options: dict[str, Any] = {"paper": True} if paper else {}
+    if only:
+        options["only"] = [part.strip() for part in only.split(",")]
     numbers = dict(BENCHES[name](**options))
     if not json:
         print_values(numbers, title=f"bench {name}")

@@ -1,0 +1,117 @@
+"""Handing a version over and taking it, on one host; and what memory can do there at best."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from laminar.weights.layout import Layout
+
+__all__ = ["copy_rate", "fits", "measure_handing_over"]
+
+
+def measure_handing_over(nbytes: int, repeats: int) -> dict[str, Any]:
+    """``publish_ratio``, ``pull_us`` and ``pull_copies``."""
+    import torch
+
+    from laminar.weights.owner import SegmentOwner
+    from laminar.weights.publisher import Publisher
+    from laminar.weights.reader import WeightReader
+
+    nbytes = fits(nbytes, 6)
+    tensors = {f"layer.{index}": torch.ones(nbytes // 64, dtype=torch.int32) for index in range(16)}
+    with _folder() as base:
+        copy_once = _copier(nbytes, base / "plain")
+        owner = SegmentOwner(base / "laminar-publish")
+        owner.prepare(Layout.of(tensors))
+        publisher, reader = Publisher(owner.root), WeightReader(owner.root)
+        stalls, copies, pulls, copied = [], [], [], 0
+        try:
+            for version in range(3 + repeats):
+                copies.append(_seconds(copy_once))
+                stalls.append(publisher.publish(version, tensors).seconds)
+                owner.promote(version)
+                began = time.perf_counter()
+                with reader.pull(verify=False) as pulled:
+                    pulls.append(time.perf_counter() - began)
+                    with reader.pin(version) as pinned:
+                        copied += _copies(pulled.tensors, pinned.slot.payload)
+        finally:
+            publisher.close()
+            reader.close()
+            owner.close()
+    copy = median(copies[3:])
+    return {
+        "publish_ratio": median(stalls[3:]) / copy,
+        "publish_seconds": median(stalls[3:]),
+        "copy_seconds": copy,
+        "publish_bytes": nbytes,
+        "pull_us": median(pulls[3:]) * 1e6,
+        "pull_first_us": median(pulls[:3]) * 1e6,
+        "pull_copies": copied,
+    }
+
+
+def copy_rate(nbytes: int) -> float:
+    """Bytes/s of a plain copy."""
+    copy = _copier(nbytes)
+    return nbytes / min(_seconds(copy) for _ in range(5))
+
+
+def fits(nbytes: int, buffers: int) -> int:
+    """At most ``nbytes``, and no more than so many buffers find room for in most of what is free."""
+    stats = os.statvfs("/dev/shm")
+    with open("/proc/meminfo") as file:
+        memory = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+    room = min(stats.f_bavail * stats.f_frsize, memory) * 9 // 10
+    return min(nbytes, room // buffers) >> 20 << 20
+
+
+def _copies(tensors: dict[str, Any], payload: memoryview) -> int:
+    """How many tensors do not lie in the segment itself."""
+    import numpy as np
+
+    start = int(np.frombuffer(payload, np.uint8).ctypes.data)
+    return sum(not start <= tensor.data_ptr() < start + len(payload) for tensor in tensors.values())
+
+
+def _copier(nbytes: int, shared: Path | None = None) -> Callable[[], None]:
+    """A plain copy into warm memory (shared, where a file is given), by two threads where there are two cores."""
+    import numpy as np
+
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    if shared is not None:
+        with shared.open("w+b") as file:
+            file.truncate(nbytes)
+            target = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
+        target[:] = 1
+    border = nbytes // 2 if (os.cpu_count() or 1) > 1 else nbytes
+
+    def copy() -> None:
+        other = threading.Thread(target=np.copyto, args=(target[border:], source[border:]))
+        other.start()
+        np.copyto(target[:border], source[:border])
+        other.join()
+
+    return copy
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=f"bench-relay-{uuid.uuid4().hex[:6]}-", dir="/dev/shm") as folder:
+        yield Path(folder)
