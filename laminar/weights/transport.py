@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 NAMES = ("tcp", "ucx")
+SYNONYMS = ("ucx-py", "ucp", "ucxx")
+"""Other names by which users know ``ucx``."""
 
 
 class PeerLost(LaminarError):
@@ -110,37 +112,46 @@ def installed() -> list[str]:
     >>> installed()[0]
     'tcp'
     """
-    return ["tcp", *(["ucx"] if importlib.util.find_spec("ucxx") else [])]
+    return ["tcp", *(["ucx"] if _found("ucxx") else [])]
 
 
 def choose(wanted: str = "") -> Choice:
     """The transport to use: the one asked for (here or by the variable ``LAMINAR_TRANSPORT``), else ``ucx`` where its
     UCX has RDMA, else ``tcp``.
 
-    (UCX over TCP costs more CPU than sockets and ``sendfile``: without RDMA nothing speaks for it.)
+    (UCX over TCP costs more CPU than sockets and ``sendfile``: without RDMA nothing speaks for it.) ``ucx`` is
+    carried by ``ucxx``; by the name ``ucx-py``, its archived predecessor, it is accepted, and the reason says so.
 
     Raises
     ------
     UserError
         It is unknown, or not installed.
     """
-    wanted = wanted or os.environ.get("LAMINAR_TRANSPORT", "")
-    here = installed()
+    asked = wanted or os.environ.get("LAMINAR_TRANSPORT", "")
+    wanted = "ucx" if asked in SYNONYMS else asked
     if wanted and wanted not in NAMES:
         raise UserError(f"there is no transport `{wanted}`; there are: {', '.join(NAMES)}")
-    if wanted and wanted not in here:
-        raise UserError(f"transport `{wanted}` is not installed: pip install 'laminar-flow[{wanted}]', or use tcp")
-    if "ucx" not in here:
-        return Choice("tcp", "ucxx is not installed")
+    archived = "ucx-py, its predecessor, is here but archived and not used" if _found("ucp") else ""
+    if "ucx" not in installed():
+        missing = "; ".join(filter(None, ["ucxx is not installed", archived]))
+        if wanted == "ucx":
+            raise UserError(f"transport `{asked}`: {missing}: pip install 'laminar-flow[ucx]', or use tcp")
+        return Choice("tcp", missing if not wanted else "asked for")
     from laminar.weights.ucx import describe
 
-    found = describe()
-    what = f"UCX {found.version} has {', '.join(found.transports)}"
+    try:
+        ucx = describe()
+    except (ImportError, OSError) as error:
+        if wanted == "ucx":
+            raise UserError(f"transport `{asked}`: ucxx is here but does not load: {error}; use tcp") from error
+        return Choice("tcp", f"ucxx is here but does not load: {error}" if not wanted else "asked for")
+    rdma = "" if ucx.rdma else ", no RDMA"
+    what = "; ".join(filter(None, [f"UCX {ucx.version} has {', '.join(ucx.transports)}{rdma}", archived]))
     if wanted:
-        return Choice(wanted, f"asked for; {what}" if wanted == "ucx" else "asked for")
-    if found.rdma:
+        return Choice(wanted, f"asked for; {what}")
+    if ucx.rdma:
         return Choice("ucx", what)
-    return Choice("tcp", f"{what}, so no RDMA, and over TCP sockets are faster")
+    return Choice("tcp", f"{what}: without it sockets are faster")
 
 
 def open_transport(name: str) -> Transport:
@@ -167,3 +178,7 @@ def split_address(address: str) -> tuple[str, str, int]:
     if name not in NAMES or not host or not port.isdecimal():
         raise ValueError(f"{address!r} is no relay's address, expected one like tcp://127.0.0.1:4711")
     return name, host, int(port)
+
+
+def _found(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.errors import LaminarError, UserError
+from laminar.errors import LaminarError
 from laminar.weights import wire
 from laminar.weights.chain import Member, Plan
 from laminar.weights.checksum import chunk_hashes, digest
@@ -22,7 +22,7 @@ from laminar.weights.owner import SegmentOwner
 from laminar.weights.segment import STAGED
 from laminar.weights.slots import free_slot
 from laminar.weights.tcp import Tcp
-from laminar.weights.transport import choose, split_address
+from laminar.weights.transport import split_address
 
 SIZE = 1 << 20
 
@@ -175,12 +175,3 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
     with pytest.raises(LaminarError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use; give another"):
         Tcp().listen("127.0.0.1", port)
     listener.close()
-
-
-def test_a_transport_that_is_unknown_or_not_installed_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="there is no transport `pigeon`; there are: tcp, ucx"):
-        choose("pigeon")
-    monkeypatch.setattr("laminar.weights.transport.installed", lambda: ["tcp"])
-    assert choose().name == "tcp"
-    with pytest.raises(UserError, match=r"pip install 'laminar-flow\[ucx\]'"):
-        choose("ucx")
