@@ -41,8 +41,10 @@ CONFIG = {
     # Not Dask's own: its MALLOC_TRIM_THRESHOLD_ fixes glibc's mmap threshold at 128 KiB, so that every larger
     # tensor is mapped and faulted in anew, which halves the speed of a CPU engine. Ours is in ENVIRONMENT.
     "distributed.nanny.pre-spawn-environ": {},
-    # Loading a model holds the loop for seconds.
-    "distributed.scheduler.worker-ttl": "300s",
+    # One that is alive but says nothing (stopped, swapped out, its loop blocked) is restarted by its nanny after this
+    # long, and what it was given goes on elsewhere. Looked at once in this time, so it takes up to twice as long.
+    # Engines load and steps run in threads: they hold the loop for a second or two.
+    "distributed.scheduler.worker-ttl": "30s",
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.low-level-log-length": 200,
     # A role may stay without a worker for as long as a restart takes.

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from laminar.environments.reasoning_gym import reasoning_gym
 from laminar.rollout.tokens import decode, encode, load_tokenizer
+from laminar.watch.metrics import read_metrics
 from tests.live import LiveRun, laminar_flow
 
 SMALL = ["--batch-size", "32", "--eval-size", "32", "--evaluate-every", "0"]
@@ -58,6 +59,27 @@ def test_at_a_ceiling_of_zero_every_trained_token_is_of_the_version_being_update
     assert all(row["trained_version"] == row["weight_version"] == row["trained_step"] - 1 for row in rows)
     assert on_policy.final["staleness_max"] == 0
     assert on_policy.final["versions_per_trajectory_max"] == 1
+
+
+def test_each_of_several_versions_reaches_the_replica(on_policy: LiveRun) -> None:
+    """verl #7495, SkyRL PR #1345, slime #1695: a version that is not delivered, or only the first one that is, shows
+    in the ratio of the trainer's logprobs to the replica's; a step changes it by some 1e-5 in KL."""
+    steps = read_metrics(on_policy.url, "steps").to_pylist()
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert all(step["grad_norm"] > 0 and step["learning_rate"] > 0 for step in steps)
+    assert all(abs(step["importance_ratio_max"] - 1) < 1e-3 and step["kl"] < 1e-8 for step in steps)
+
+
+def test_steps_with_stale_rows_tell_the_difference(store: Path) -> None:
+    """The control of the test above: rows of the version before do not pass for those of this one."""
+    run = LiveRun(store, "--steps", "6", *SMALL)
+    try:
+        assert run.result()["status"] == "finished"
+        stale = [step for step in read_metrics(run.url, "steps").to_pylist() if step["staleness_mean"] > 0.9]
+        assert stale and all(step["kl"] > 1e-8 for step in stale)
+        assert run.query("select count(distinct replica) as n from experience")[0]["n"] == 2
+    finally:
+        run.close()
 
 
 def test_sql_answers_while_the_run_goes_on_and_after_it(on_policy: LiveRun) -> None:
