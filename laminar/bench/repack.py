@@ -242,21 +242,13 @@ class _Driver:
         """New groups for a replica whenever it has nothing left to do."""
         from distributed import wait
 
-        from laminar_dask.replica import trajectory
+        from laminar_dask.trajectories import submit
 
         freed = self.freed.setdefault(address, asyncio.Event())
         while True:
             freed.clear()
             requests = self._requests(number, arm.batch)
-            futures = self.client.map(
-                trajectory,
-                requests,
-                key=[request.key for request in requests],
-                workers=[address],
-                allow_other_workers=True,
-                resources={"rollout": 1},
-                pure=False,
-            )
+            futures = submit(self.client, requests, near=address)
             self.futures.update(futures)
             done = asyncio.ensure_future(wait(futures))
             done.add_done_callback(lambda _, of_batch=futures: self.futures.difference_update(of_batch))
@@ -321,6 +313,7 @@ _KEPT = (
     "gain_expected",
     "gain_measured",
     "handover_ms_median",
+    "placed_ms_median",
     "plan_ms_max",
     "block_ms_max",
     "batch_bound",
@@ -330,7 +323,7 @@ _KEPT = (
 def measures(dask_worker: Any) -> dict[str, Any]:
     """What the engine of a replica has done. Runs on its worker."""
     plugin = dask_worker.plugins["laminar-replica"]
-    return {**plugin.serving.engine.measures(), "running": len(plugin.attempts)}
+    return {**plugin.serving.engine.measures(), "running": len(plugin.attempts) + len(plugin.running)}
 
 
 def _draw(front: list[dict[str, Any]], path: str) -> None:

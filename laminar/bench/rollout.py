@@ -161,17 +161,10 @@ async def publish_base(model: str, run: str) -> None:
 def _through_laminar(cluster: RunningCluster, requests: list[TrajectoryRequest], replica: str) -> float:
     from distributed import wait
 
-    from laminar_dask.replica import trajectory
+    from laminar_dask.trajectories import submit
 
     began = time.perf_counter()
-    futures = cluster.client.map(
-        trajectory,
-        requests,
-        key=[request.key for request in requests],
-        workers=[replica],
-        resources={"rollout": 1},
-        pure=False,
-    )
+    futures = submit(cluster.client, requests, near=replica)
     with cluster.client.as_current():
         wait(futures, timeout=600)
     seconds = time.perf_counter() - began

@@ -7,7 +7,7 @@ from typing import Any
 
 from distributed import Scheduler, Worker
 
-__all__ = ["has_role", "in_background", "is_cancelled", "run_id_of", "workers_of"]
+__all__ = ["has_role", "in_background", "is_cancelled", "is_queued", "run_id_of", "workers_of"]
 
 
 def has_role(worker: Worker, role: str) -> bool:
@@ -33,6 +33,12 @@ def is_cancelled(worker: Worker, key: str) -> bool:
     """Whether nobody wants the result of a running task any more. Dask does not stop coroutines by itself."""
     task = worker.state.tasks.get(key)
     return task is None or task.state in ("cancelled", "released", "forgotten")
+
+
+def is_queued(worker: Worker, key: str) -> bool:
+    """Whether a task was given to the worker and not begun."""
+    task = worker.state.tasks.get(key)
+    return task is not None and task.state in ("waiting", "ready", "constrained")
 
 
 def in_background(scheduler: Scheduler, function: Callable[[], Awaitable[Any]]) -> None:

@@ -60,17 +60,17 @@ class ByHand:
 
     async def _empty(self, source: str, target: str | None) -> int:
         """Ask for hand-overs of all that runs there or has not begun; how many."""
-        looks = await self.plugin.looks(detail=True)
+        looks = await self.plugin.looks.take(detail=True)
         if source not in looks:
             return 0
-        loads = self.plugin.loads(looks)
+        loads = self.plugin.looks.loads(looks)
         runs = {row[0]: row[1] for row in looks[source]["trajectories"]}
         waiting = {task.key: task.run_id for task in self._tasks(source) if task.key not in runs}
         others = [load for a, load in loads.items() if a not in self._withheld and a != source and target in (None, a)]
         if not others:
             raise LaminarError("there is no other replica to move to")
         unknown = Rules(StepCurve(((1.0, 1.0),)), self.plugin.settings.cap, batch_bound=self.plugin.settings.slots)
-        chosen = spread(loads[source], others, self.plugin.rules(looks) or unknown)
+        chosen = spread(loads[source], others, self.plugin.looks.rules(looks) or unknown)
         keys = {target: list(of_one) for target, of_one in chosen.items()}
         keys.setdefault(min(others, key=lambda load: load.count).name, []).extend(waiting)
         runs |= waiting

@@ -16,7 +16,7 @@ from laminar.rollout.tokens import encode, load_tokenizer
 from laminar.settings import Evaluation, Policy
 from laminar.trajectory import Sampling, TrajectoryRequest, Version
 from laminar_dask.environment import EnvironmentPlugin
-from laminar_dask.replica import trajectory
+from laminar_dask.trajectories import submit
 
 __all__ = ["EvaluationJob", "evaluate_policy", "held_out_requests"]
 
@@ -119,13 +119,7 @@ async def evaluate_policy(policy: Policy, prompts: Any, context: RunContext) -> 
         worker.scheduler.address, asynchronous=True, set_as_default=False, security=worker.security
     ) as client:
         await client.register_plugin(EnvironmentPlugin(prompts.fingerprint(), prompts, deadline=10.0))
-        futures = client.map(
-            trajectory,
-            job.requests,
-            key=[request.key for request in job.requests],
-            resources={"rollout": 1},
-            pure=False,
-        )
+        futures = submit(client, job.requests)
         done, pending = await wait(futures, timeout=DEADLINE)
         if pending:
             raise LaminarError(f"evaluate has {len(done)} of {len(futures)} answers after {DEADLINE:.0f} s")

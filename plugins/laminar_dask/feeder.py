@@ -26,8 +26,8 @@ from laminar.rollout.tokens import encode, load_tokenizer
 from laminar.schedules import backlog_limit, groups_to_admit, lowest_version
 from laminar.trajectory import Sampling, Score, TrajectoryRequest
 from laminar_dask.evaluation import EvaluationJob
-from laminar_dask.replica import trajectory
 from laminar_dask.roles import peers
+from laminar_dask.trajectories import submit
 
 if TYPE_CHECKING:
     from laminar_dask.conductor import Conductor
@@ -232,16 +232,7 @@ class Feeder:
 
     async def _run_batch(self, requests: list[TrajectoryRequest], address: str, job: EvaluationJob | None) -> None:
         """Submit a feed to a replica and see it through; Dask restarts what a dead worker leaves behind."""
-        client = self.conductor.client
-        futures = client.map(
-            trajectory,
-            requests,
-            key=[request.key for request in requests],
-            workers=[address],
-            allow_other_workers=True,
-            resources={"rollout": 1},
-            pure=False,
-        )
+        futures = submit(self.conductor.client, requests, near=address)
         self.futures.update({future.key: future for future in futures})
         self.feeding += 1
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,12 +34,16 @@ class Bulk:
     left: set[str]
     """Keys of which it is not known yet where they are."""
     began: float
-    moved: list[str] = field(default_factory=list)
+    plan: int | None = None
+    """Number of the plan that it is part of; None if somebody asked for it."""
+    moved: set[str] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
+    going: set[str] = field(default_factory=set)
+    """Those that generated on the target before their task was there."""
     handed: bool = False
-    """Whether the source has answered."""
+    """Whether the source has answered for all of them."""
     seconds: list[float] = field(default_factory=list)
-    """From the request to generating on the target."""
+    """For which each generated nowhere."""
 
     @property
     def emptied(self) -> bool:
@@ -65,14 +70,19 @@ class Moves:
         self.of_key: dict[str, Bulk] = {}
         self.original: dict[str, tuple[Any, Any]] = {}
         self.count = 0
-        self.seconds: list[float] = []
+        self.seconds: deque[float] = deque(maxlen=REMEMBERED)
+        """For which a trajectory that was moved generated nowhere."""
+        self.placed: deque[float] = deque(maxlen=REMEMBERED)
+        """From the request until its task ran on the target."""
         self._serial = itertools.count(1)
 
     def busy(self, address: str) -> bool:
         """Whether a worker takes part in a hand-over now."""
         return any(address in (bulk.source, bulk.target) for bulk in self.bulks.values())
 
-    def begin(self, source: str, target: str, items: Iterable[tuple[str, int]], why: str) -> Bulk | None:
+    def begin(
+        self, source: str, target: str, items: Iterable[tuple[str, int]], why: str, *, plan: int | None = None
+    ) -> Bulk | None:
         """Ask ``source`` to hand over; None if nothing of it can move any more."""
         good = []
         for key, run_id in items:
@@ -83,7 +93,8 @@ class Moves:
             good.append((key, run_id))
         if not good or target not in self.scheduler.workers or source not in self.scheduler.workers:
             return None
-        bulk = Bulk(f"move-{next(self._serial)}", source, target, why, {key for key, _ in good}, time.time())
+        left = {key for key, _ in good}
+        bulk = Bulk(f"move-{next(self._serial)}", source, target, why, left, time.time(), plan)
         self.bulks[bulk.id] = bulk
         for key, _ in good:
             self.of_key[key] = bulk
@@ -95,28 +106,52 @@ class Moves:
 
     # -- what the workers say -------------------------------------------------------------------------------
 
-    def handed(self, move: str, moved: list[str], kept: list[tuple[str, str]]) -> None:
-        """The source has let go of ``moved``; ``kept`` stay, each with the reason."""
+    def handed(
+        self, move: str, moved: list[str], going: list[str], kept: list[tuple[str, str]], seconds: float, last: bool
+    ) -> None:
+        """The source has let go of ``moved``, some of which are ``going`` on already after ``seconds``; ``kept``
+        stay, each with the reason. More is to come unless it is the ``last``."""
         bulk = self.bulks.get(move)
         if bulk is None:
             return
-        bulk.handed, bulk.moved, bulk.kept = True, list(moved), dict(kept)
+        bulk.handed = last
+        bulk.moved.update(moved)
+        bulk.going.update(going)
+        bulk.kept.update(kept)
         self.count += len(moved)
+        self._took(bulk, [seconds] * len(going))
         for key, why in kept:
             if why == "not_started":
                 self._steal(key, bulk)
             else:
                 self._restore(key)
+        self._disown(bulk, [key for key, why in kept if why == "target_lost"])
+        if last:
+            self.on_handed(bulk)
+        for key, _ in kept:
             self._settle(key)
-        self.on_handed(bulk)
+        self._over_if_done(bulk)
 
-    def resumed(self, key: str, at: float) -> None:
-        """A trajectory generates on its target."""
+    def resumed(self, key: str) -> None:
+        """A trajectory's task runs on its target."""
         bulk = self.of_key.get(key)
-        if bulk is not None and bulk.handed:
-            bulk.seconds.append(at - bulk.began)
-            self.seconds = [*self.seconds[-REMEMBERED:], at - bulk.began]
-            self._settle(key)
+        if bulk is None or key not in bulk.moved:
+            return
+        seconds = time.time() - bulk.began
+        self.placed.append(seconds)
+        if key not in bulk.going:
+            self._took(bulk, [seconds])
+        self._settle(key)
+
+    def _took(self, bulk: Bulk, seconds: list[float]) -> None:
+        bulk.seconds += seconds
+        self.seconds.extend(seconds)
+
+    def _disown(self, bulk: Bulk, keys: list[str]) -> None:
+        """Tell the target that these tasks will not come, should it have begun them."""
+        if keys and bulk.target in self.scheduler.workers:
+            message = {"op": "laminar-disown", "move": bulk.id, "keys": keys}
+            self.scheduler.worker_send(bulk.target, message)
 
     def _steal(self, key: str, bulk: Bulk) -> None:
         """A task that its worker has not begun is moved by work stealing's own request and answer."""
@@ -134,14 +169,29 @@ class Moves:
             self._unpin(key)
         elif finish == "processing":
             self._restore(key)
+            self._placed(key)
         elif finish in ("memory", "erred", "forgotten"):
             self.original.pop(key, None)
+            self._end(key)
+
+    def _placed(self, key: str) -> None:
+        bulk, task = self.of_key.get(key), self.scheduler.tasks.get(key)
+        if bulk is None or task is None or task.processing_on is None:
+            return
+        if task.processing_on.address != bulk.target:
+            self._end(key)  # its target is gone: it goes on from the partial pool
+
+    def _end(self, key: str) -> None:
+        """Its task does not come to the target any more."""
+        bulk = self.of_key.get(key)
+        if bulk is not None:
+            self._disown(bulk, [key])
             self._settle(key)
 
     def remove_worker(self, address: str) -> None:
         """A worker is gone. Its tasks are placed again by Dask and go on from the partial pool."""
         for bulk in list(self.bulks.values()):
-            if address == bulk.source or (address == bulk.target and bulk.handed):
+            if address in (bulk.source, bulk.target):
                 self._close(bulk)
 
     def expire(self) -> None:
@@ -170,7 +220,10 @@ class Moves:
         if bulk is None:
             return
         bulk.left.discard(key)
-        if not bulk.left:
+        self._over_if_done(bulk)
+
+    def _over_if_done(self, bulk: Bulk) -> None:
+        if bulk.handed and not bulk.left:
             self._over(bulk)
 
     def _close(self, bulk: Bulk) -> None:

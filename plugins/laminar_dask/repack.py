@@ -11,18 +11,17 @@ import logging
 import statistics
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from distributed import Scheduler, SchedulerPlugin
 
 from laminar.repack import Load, Plan, Release, Rules, plan
-from laminar.rollout.latency import LatencyMeter, StepCurve
-from laminar.rollout.lengths import Lengths, Survival
 from laminar.watch.events import topic
-from laminar_dask._compat import workers_of
 from laminar_dask.drain import TRAJECTORIES, ByHand
+from laminar_dask.looks import Look, Looks
+from laminar_dask.loop_lag import LoopLag
 from laminar_dask.moves import Bulk, Moves
 from laminar_dask.reviews import Reviews
 
@@ -30,11 +29,8 @@ __all__ = ["RepackPlugin", "RepackSettings", "freed_topic"]
 
 logger = logging.getLogger(__name__)
 
-LOOK_DEADLINE = 2.0
 SHORTEST_PERIOD = 0.1
 """Seconds between two looks at least, whatever the time scale."""
-KNOWN_BATCHES = 3
-"""Batch sizes whose step has to be measured before anything is planned."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +62,6 @@ class RepackSettings:
     automatic: bool = True
 
 
-def freed_topic(run: str) -> str:
-    """Topic on which the feeder hears of emptied replicas."""
-    return f"laminar-freed-{run}"
-
-
 class RepackPlugin(SchedulerPlugin):
     """The scheduler half."""
 
@@ -82,13 +73,12 @@ class RepackPlugin(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         """Answer calls, and begin to look."""
         self.scheduler = scheduler
+        self.looks = Looks(scheduler, self.settings)
         self.moves = Moves(scheduler, on_handed=self._handed, on_over=self._over)
-        self.lengths = Lengths(self.settings.cap)
         self.reviews = Reviews()
+        self.lag = LoopLag(going=lambda: bool(self.moves.bulks))
         self.counters: Counter[str] = Counter()
-        self.plan_seconds: list[float] = []
-        self.longest_block = 0.0
-        self.curve: StepCurve | None = None
+        self.plan_seconds = 0.0
         self.wanted: set[str] = set()
         self.trigger = asyncio.Event()
         self.by_hand = ByHand(self, scheduler)
@@ -116,15 +106,15 @@ class RepackPlugin(SchedulerPlugin):
         """A source or target is gone."""
         self.moves.remove_worker(worker)
 
-    def _on_handed(self, move: str, moved: list[str], kept: list[tuple[str, str]], worker: str) -> None:
+    def _on_handed(self, move: str, worker: str, **answer: Any) -> None:
         try:  # an error in a stream handler would cost the worker its connection
-            self.moves.handed(move, moved, kept)
+            self.moves.handed(move, **answer)
         except Exception:
             logger.exception("hand-over %s", move)
 
-    def _on_resumed(self, key: str, at: float, worker: str) -> None:
+    def _on_resumed(self, key: str, worker: str) -> None:
         try:
-            self.moves.resumed(key, at)
+            self.moves.resumed(key)
         except Exception:
             logger.exception("hand-over of %s", key)
 
@@ -152,127 +142,71 @@ class RepackPlugin(SchedulerPlugin):
     async def look_and_plan(self, why: str) -> Plan:
         """One look at all replicas and, if it pays, the moves."""
         self.moves.expire()
-        looks = await self.looks()
+        self.lag.start()
+        looks = await self.looks.take()
+        self._review(self.looks.learn(looks))
         began = time.perf_counter()
-        self._learn(looks)
-        loads = self.loads({a: look for a, look in looks.items() if look["idle"] and not self.moves.busy(a)})
-        rules = self.rules(looks)
+        loads = self.looks.loads({a: look for a, look in looks.items() if look["idle"] and not self.moves.busy(a)})
+        rules = self.looks.rules(looks)
         result = Plan()
         if rules is not None and self.settings.automatic and len(loads) > 1:
-            result = plan(list(loads.values()), rules, self._survival(loads), now=self._now())
-            self.plan_seconds = [*self.plan_seconds[-1000:], time.perf_counter() - began]
-            self._execute(result, loads, rules, looks, why)
-        self.longest_block = max(self.longest_block, time.perf_counter() - began)
+            result = plan(list(loads.values()), rules, self.looks.survival(loads), now=self._now())
+            self._execute(result, loads, rules, looks, why, seconds=time.perf_counter() - began)
         return result
 
     def _execute(
-        self, result: Plan, loads: dict[str, Load], rules: Rules, looks: dict[str, dict[str, Any]], why: str
+        self,
+        result: Plan,
+        loads: dict[str, Load],
+        rules: Rules,
+        looks: dict[str, Look],
+        why: str,
+        *,
+        seconds: float,
     ) -> None:
+        self.plan_seconds = max(self.plan_seconds, seconds)
         self.counters["plans"] += 1
         self.counters.update({f"refused_{reason}": n for reason, n in result.refused.items()})
+        number = self.counters["plans"]
+        if result.releases:
+            self.event(_of_plan(result, number, why, seconds))
         for release in result.releases:
             runs = {row[0]: row[1] for row in looks[release.source]["trajectories"]}
             bulks = [
-                self.moves.begin(move.source, move.target, [(key, runs[key]) for key in move.keys], why)
+                self.moves.begin(move.source, move.target, [(key, runs[key]) for key in move.keys], why, plan=number)
                 for move in release.moves
             ]
             if None in bulks:
                 continue
-            self.reviews.add(release, loads, rules)
-            self.event(self._told(release, result, loads, why))
-
-    def _told(self, release: Release, result: Plan, loads: dict[str, Load], why: str) -> dict[str, Any]:
-        return {
-            "action": "release",
-            "why": why,
-            "source": self.worker_name(release.source),
-            "targets": ", ".join(self.worker_name(move.target) for move in release.moves),
-            "trajectories": loads[release.source].count,
-            "version": loads[release.source].version,
-            "idle": result.idle,
-            "gain_expected": release.gain,
-            "cost_expected": release.cost,
-        }
-
-    # -- looking ---------------------------------------------------------------------------------------------------
-
-    async def looks(self, *, detail: bool = False) -> dict[str, dict[str, Any]]:
-        """Every replica that answers, by address."""
-        addresses = workers_of(self.scheduler, "rollout")
-        found = await asyncio.gather(*(self._look(address, detail) for address in addresses))
-        return {address: look for address, look in zip(addresses, found, strict=True) if look is not None}
-
-    async def _look(self, address: str, detail: bool) -> dict[str, Any] | None:
-        try:
-            call = self.scheduler.rpc(address).laminar_repack_look(detail=detail)
-            answer: Any = await asyncio.wait_for(call, LOOK_DEADLINE)
-        except (OSError, AttributeError, ValueError) as error:  # starting, or gone
-            logger.debug("no look at %s: %s", address, error)
-            return None
-        return answer if isinstance(answer, dict) and "version" in answer else None
-
-    def _learn(self, looks: dict[str, dict[str, Any]]) -> None:
-        """From what has finished since the last look, and how long steps took."""
-        meter = LatencyMeter()
-        ended = []
-        for look in looks.values():
-            meter.merge(look["latency"])
-            for key, group, size, tokens in look["finished"]:
-                self.lengths.finished(group, tokens, group_size=size)
-                ended.append((key, tokens))
-        self.curve = meter.curve() if len(meter.points()) >= KNOWN_BATCHES else None
-        for event in self.reviews.finished(ended):
-            self.event({**event, "source": self.worker_name(event["source"])})
-
-    def rules(self, looks: dict[str, dict[str, Any]]) -> Rules | None:
-        """None until enough was measured."""
-        if self.curve is None:
-            return None
-        settings = self.settings
-        rates = [look["prefill_rate"] for look in looks.values() if look["prefill_rate"]]
-        return Rules(
-            self.curve,
-            settings.cap,
-            batch_bound=min(settings.slots, self.curve.batch_bound()),
-            prefill_rate=min(rates, default=0.0),
-            margin=settings.margin,
-            pause=settings.pause,
-            overhead=settings.overhead,
-        )
-
-    def loads(self, looks: dict[str, dict[str, Any]]) -> dict[str, Load]:
-        """The replicas as the rules see them."""
-        loads = {}
-        for address, look in looks.items():
-            rows = look["trajectories"]
-            keys, _, groups, sizes, prompts, tokens, moved = zip(*rows, strict=True) if rows else ((),) * 7
-            generated = np.array(tokens, dtype=np.float64)
-            loads[address] = Load(
-                name=address,
-                version=look["version"],
-                kv_total=look["kv_total"],
-                idle=look["idle"],
-                waiting=look["waiting"],
-                keys=tuple(keys),
-                kv=generated + np.array(prompts, dtype=np.float64),
-                generated=generated,
-                moved_at=np.array(moved, dtype=np.float64),
-                factor=self.lengths.factors(groups, sizes),
-            )
-        return loads
-
-    def _survival(self, loads: dict[str, Load]) -> Survival:
-        return self.lengths.survival(np.concatenate([load.generated / load.factor for load in loads.values()]))
+            self.reviews.add(number, release, loads, rules)
+            self.event(self._of_release(release, number, loads[release.source], why))
 
     def _now(self) -> float:
         return time.time() * self.settings.time_scale
+
+    # -- telling ---------------------------------------------------------------------------------------------------
 
     def worker_name(self, address: str) -> str:
         """What a worker is called; its address if it is gone."""
         state = self.scheduler.workers.get(address)
         return address if state is None else str(state.name)
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    def event(self, event: dict[str, Any]) -> None:
+        """Tell whoever watches the run."""
+        self.scheduler.log_event(topic(self.settings.run), {"type": "repack", **event})
+
+    def _of_release(self, release: Release, number: int, load: Load, why: str) -> dict[str, Any]:
+        return {
+            "action": "release",
+            "plan": number,
+            "why": why,
+            "source": self.worker_name(release.source),
+            "targets": ", ".join(self.worker_name(move.target) for move in release.moves),
+            "trajectories": load.count,
+            "version": load.version,
+            "gain_expected": release.gain,
+            "cost_expected": release.cost,
+        }
 
     def _handed(self, bulk: Bulk) -> None:
         """The source has answered: if it is empty now, the feeder may give it new work."""
@@ -283,26 +217,26 @@ class RepackPlugin(SchedulerPlugin):
             self.scheduler.log_event(freed_topic(self.settings.run), {"worker": bulk.source})
 
     def _over(self, bulk: Bulk) -> None:
-        seconds = statistics.median(bulk.seconds) if bulk.seconds else None
         self.event(
             {
                 "action": "move",
+                "plan": bulk.plan,
                 "why": bulk.why,
                 "source": self.worker_name(bulk.source),
                 "targets": self.worker_name(bulk.target),
                 "trajectories": len(bulk.moved),
                 "stayed": len(bulk.kept),
-                "seconds": seconds,
+                "seconds": statistics.median(bulk.seconds) if bulk.seconds else None,
             }
         )
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Tell whoever watches the run."""
-        self.scheduler.log_event(topic(self.settings.run), {"type": "repack", **event})
+    def _review(self, ended: Iterable[tuple[str, int]]) -> None:
+        for event in self.reviews.finished(ended):
+            self.event({**event, "source": self.worker_name(event["source"])})
 
     def laminar_repack_status(self) -> dict[str, Any]:
         """RPC: counters since the start of the run."""
-        reviews, seconds = self.reviews, self.moves.seconds
+        reviews, curve = self.reviews, self.looks.curve
         return {
             "plans": self.counters["plans"],
             "moves": self.counters["moves"],
@@ -312,9 +246,34 @@ class RepackPlugin(SchedulerPlugin):
             "releases_not_paying": reviews.not_paying,
             "gain_expected": reviews.expected,
             "gain_measured": reviews.measured,
-            "handover_ms_median": 1000 * statistics.median(seconds) if seconds else None,
-            "plan_ms_max": 1000 * max(self.plan_seconds, default=0.0),
-            "block_ms_max": 1000 * self.longest_block,
-            "batch_bound": self.curve.batch_bound() if self.curve is not None else None,
+            "handover_ms_median": _milliseconds(self.moves.seconds),
+            "placed_ms_median": _milliseconds(self.moves.placed),
+            "plan_ms_max": 1000 * self.plan_seconds,
+            "block_ms_max": 1000 * self.lag.longest,
+            "batch_bound": curve.batch_bound() if curve is not None else None,
             "refused": {name[8:]: n for name, n in self.counters.items() if name.startswith("refused_")},
         }
+
+
+def freed_topic(run: str) -> str:
+    """Topic on which the feeder hears of emptied replicas."""
+    return f"laminar-freed-{run}"
+
+
+def _of_plan(result: Plan, number: int, why: str, seconds: float) -> dict[str, Any]:
+    return {
+        "action": "plan",
+        "plan": number,
+        "why": why,
+        "idle": result.idle,
+        "releases": len(result.releases),
+        "trajectories": sum(len(move.keys) for move in result.moves),
+        "gain_expected": sum(release.gain for release in result.releases),
+        "cost_expected": sum(release.cost for release in result.releases),
+        "seconds": seconds,
+    }
+
+
+def _milliseconds(seconds: Iterable[float]) -> float | None:
+    values = list(seconds)
+    return 1000 * statistics.median(values) if values else None

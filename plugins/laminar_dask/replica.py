@@ -26,8 +26,10 @@ from laminar.rollout.rows import Story, row_of
 from laminar.rollout.tokens import decode, load_tokenizer
 from laminar.trajectory import Score, TrajectoryRequest
 from laminar_dask._compat import has_role, is_cancelled, run_id_of
+from laminar_dask.arrivals import Arrival
+from laminar_dask.attempts import Attempt, HandedOver
 from laminar_dask.environment import environment_plugin_name
-from laminar_dask.handover import Attempt, HandedOver, Handover
+from laminar_dask.handover import Handover
 from laminar_dask.outbox import Outbox
 from laminar_dask.serving import Cancelled, Leaving, Serving, VersionGone
 from laminar_dask.versions import EmulatedSource, RelaySource
@@ -41,6 +43,7 @@ STREAM_SECONDS = 0.25
 METER_SECONDS = 0.05
 """Shortest time between two looks at the engine that says how long a step takes."""
 START_DEADLINE = 180.0
+ABORT_DEADLINE = 30.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class ReplicaPlugin(WorkerPlugin):
             worker,
             self.outbox,
             self.attempts,
+            begin=self._begin_at_once,
+            end=self._end_unclaimed,
             collect=self.collect,
             count=self.count,
             time_scale=self.time_scale,
@@ -174,11 +179,13 @@ class ReplicaPlugin(WorkerPlugin):
 
     async def run(self, request: TrajectoryRequest) -> dict[str, Any] | None:
         """Resume or begin a trajectory, score it, and return once its row is durable; None if it was handed over."""
-        attempt = self.attempts[request.key] = Attempt(request)
         story = Story(replica=str(self.worker.name), run_id=run_id_of(self.worker, request.key))
+        arrival = self.handover.arrivals.take(request.key, story.run_id)
+        attempt = (arrival and arrival.attempt) or Attempt(request)
+        self.attempts[request.key] = attempt
         try:
             serving = await self._engine_ready()
-            generated, versions = await self._generate(serving, attempt, story)
+            generated, versions = await self._generate(serving, attempt, arrival, story)
             attempt.phase = "scoring"
             tokens = self.count(generated.ids)
             self.handover.finished.append((request.key, request.group, request.group_size, tokens))
@@ -206,21 +213,22 @@ class ReplicaPlugin(WorkerPlugin):
             "message": row["message"],
         }
 
-    async def _generate(self, serving: Serving, attempt: Attempt, story: Story) -> tuple[Generated, int]:
+    async def _generate(
+        self, serving: Serving, attempt: Attempt, arrival: Arrival | None, story: Story
+    ) -> tuple[Generated, int]:
         request = attempt.request
-        partial = self.handover.arrival(request.key, story.run_id)
-        if partial is not None:
-            attempt.migrations, attempt.moved_at = partial["migrations"], self.handover.now()
-            partial = partial if partial["ids"] or partial["waits_until"] else None
+        if arrival is not None:
+            partial = arrival.partial
+            attempt.migrations, attempt.moved_at = arrival.state["migrations"], self.handover.arrivals.now()
         else:
             self.handover.filled += 1
-            if request.purpose == "train":
-                partial = await self.outbox.resume((request.id, story.run_id))
+            partial = await self.outbox.resume((request.id, story.run_id)) if request.purpose == "train" else None
             attempt.migrations = 1 if partial else 0
         while True:
             want = Want(at_least=request.at_least, exactly=partial["version"] if partial else None)
             try:
-                attempt.version = await serving.enter(want, attempt.cancelled, attempt.moving)
+                if attempt.generating is None:
+                    attempt.version = await serving.enter(want, attempt.cancelled, attempt.moving)
             except VersionGone:
                 # Its weights are held nowhere any more: begin anew, so that one version generates all of it.
                 partial, attempt.migrations = None, 0
@@ -246,7 +254,7 @@ class ReplicaPlugin(WorkerPlugin):
     ) -> dict[str, Any] | None:
         """Hand the trajectory over, or get back what to go on with here where that failed."""
         assert attempt.departure is not None
-        state = self.handover.state_of(attempt, partial, generated)
+        state = self.handover.departures.state_of(attempt, partial, generated)
         if await attempt.departure.leave(attempt.request.key, state):
             raise HandedOver
         attempt.departure = None
@@ -257,12 +265,34 @@ class ReplicaPlugin(WorkerPlugin):
         self, serving: Serving, attempt: Attempt, story: Story, partial: dict[str, Any] | None
     ) -> Generated:
         request = attempt.request
-        prefix = tuple(partial["ids"]) if partial else ()
-        attempt.tokens, attempt.streamed = self.count(prefix), len(prefix)
+        story.started_at = story.started_at or time.time()
         try:
-            story.started_at = story.started_at or time.time()
-            self.running[request.id] = attempt
-            generation = Generation(
+            if attempt.generating is None:
+                await self._until_out(request.id)
+                self._begin(serving, attempt, partial)
+            assert attempt.generating is not None
+            if attempt.moved_at != NEVER:
+                self.handover.arrived(request.key)
+            if attempt.moving.is_set():  # asked between the gate and the engine
+                asyncio.get_running_loop().call_soon(serving.engine.abort, request.id)
+            generated = await serving.finish(
+                request.id,
+                attempt.generating,
+                cancelled=attempt.cancelled,
+                deadline=self.settings.trajectory_deadline,
+            )
+            self._leave_if_dead(serving)
+            self.tokens += self.count(generated.ids) - attempt.tokens
+            return generated
+        finally:
+            self._out(attempt)
+
+    def _begin(self, serving: Serving, attempt: Attempt, partial: dict[str, Any] | None) -> None:
+        """Put a trajectory that was let in into the engine."""
+        request, prefix = attempt.request, tuple(partial["ids"]) if partial else ()
+        attempt.tokens, attempt.streamed = self.count(prefix), len(prefix)
+        attempt.generating = serving.begin(
+            Generation(
                 id=request.id,
                 prompt_ids=request.prompt_ids,
                 sampling=request.sampling,
@@ -270,22 +300,44 @@ class ReplicaPlugin(WorkerPlugin):
                 prefix_logprobs=tuple(partial["logprobs"]) if partial else (),
                 waits_until=partial.get("waits_until", 0.0) if partial else 0.0,
             )
-            generating = serving.generate(
-                generation, cancelled=attempt.cancelled, deadline=self.settings.trajectory_deadline
-            )
-            attempt.phase = "generating"
-            if attempt.moved_at != NEVER:
-                self.handover.arrived(request.key)
-            if attempt.moving.is_set():  # asked between the gate and the engine
-                asyncio.get_running_loop().call_soon(serving.engine.abort, request.id)
-            generated = await generating
-            self._leave_if_dead(serving)
-            self.tokens += self.count(generated.ids) - attempt.tokens
-            return generated
-        finally:
-            attempt.phase = "waiting"
-            self.running.pop(request.id, None)
+        )
+        attempt.phase = "generating"
+        self.running[request.id] = attempt
+
+    def _begin_at_once(self, attempt: Attempt, partial: dict[str, Any]) -> bool:
+        """Let a trajectory generate whose task is still on its way; False if that has to wait for the task."""
+        serving = self.serving
+        if serving is None or attempt.request.id in self.running or not serving.join(attempt.version):
+            return False
+        try:
+            self._begin(serving, attempt, partial)
+        except (ValueError, RuntimeError) as error:  # its task will meet it again, and say so
+            logger.info("trajectory %s did not begin at once: %s", attempt.request.id, error)
             serving.leave()
+            return False
+        return True
+
+    def _end_unclaimed(self, attempt: Attempt) -> None:
+        """Nobody came for what was begun at once."""
+        assert self.serving is not None and attempt.generating is not None
+        self.unsent = [delta for delta in self.unsent if delta.id != attempt.request.id]
+        attempt.generating.add_done_callback(lambda _: self._out(attempt))
+        self.serving.engine.abort(attempt.request.id)
+
+    async def _until_out(self, request: str) -> None:
+        """Until another attempt of the same trajectory, that is not wanted any more, is out of the engine."""
+        other = self.running.get(request)
+        if other is not None and other.generating is not None:
+            await asyncio.wait({other.generating}, timeout=ABORT_DEADLINE)
+            await asyncio.sleep(0)
+
+    def _out(self, attempt: Attempt) -> None:
+        """A trajectory is out of the engine, whatever the reason."""
+        assert self.serving is not None
+        attempt.phase, attempt.generating = "waiting", None
+        if self.running.get(attempt.request.id) is attempt:
+            del self.running[attempt.request.id]
+        self.serving.leave()
 
     def _leave_if_dead(self, serving: Serving) -> None:
         """An engine whose thread died serves nobody: end the process, its nanny starts a fresh one and the
@@ -330,6 +382,9 @@ class ReplicaPlugin(WorkerPlugin):
                 if attempt is None or attempt.request.purpose != "train":
                     continue
                 run_id = run_id_of(self.worker, attempt.request.key)
+                if self.attempts.get(attempt.request.key) is not attempt:
+                    self.unsent.append(delta)  # its task is still to come
+                    continue
                 items.append([delta.id, run_id, attempt.version, delta.start, list(delta.ids), list(delta.logprobs)])
                 sent.append((attempt, delta.start + len(delta.ids)))
             if not items:

@@ -21,6 +21,7 @@ OPEN = 500
 
 @dataclass
 class _Open:
+    plan: int
     release: Release
     rules: Rules
     had: dict[str, float]
@@ -40,8 +41,8 @@ class Reviews:
         self.done = self.not_paying = 0
         self.measured = self.expected = 0.0
 
-    def add(self, release: Release, loads: Mapping[str, Load], rules: Rules) -> None:
-        """A release is being executed; ``loads`` as they were when it was planned."""
+    def add(self, plan: int, release: Release, loads: Mapping[str, Load], rules: Rules) -> None:
+        """A release of plan number ``plan`` is being executed; ``loads`` as they were when it was planned."""
         source = loads[release.source]
         stayed = {move.target: loads[move.target].keys for move in release.moves}
         had = dict(zip(source.keys, source.generated.tolist(), strict=True))
@@ -49,7 +50,7 @@ class Reviews:
             had.update(zip(loads[target].keys, loads[target].generated.tolist(), strict=True))
         kv = dict(zip(source.keys, source.kv.tolist(), strict=True))
         prefilled = {move.target: sum(kv[key] for key in move.keys) for move in release.moves}
-        self.open.append(_Open(release, rules, had, stayed, prefilled))
+        self.open.append(_Open(plan, release, rules, had, stayed, prefilled))
 
     def finished(self, lengths: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
         """Trajectories are done; what that says of releases, as events."""
@@ -80,7 +81,10 @@ class Reviews:
         self.expected += release.gain
         return {
             "action": "review",
+            "plan": entry.plan,
             "source": release.source,
             "gain_expected": release.gain,
             "gain_measured": saved - cost,
+            "cost_expected": release.cost,
+            "cost_measured": cost,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from laminar.errors import LaminarError, RunFailed
 from laminar.rollout.engine import Engine, Generated, Generation
@@ -90,9 +90,10 @@ class Serving:
             self.pump = asyncio.create_task(self._pump())
         gone, leaving = asyncio.ensure_future(cancelled.wait()), asyncio.ensure_future(moving.wait())
         try:
-            await asyncio.wait(
-                {ticket.admitted, gone, leaving}, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED
-            )
+            waiting = {ticket.admitted, gone, leaving}
+            done, _ = await asyncio.wait(waiting, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
+            while not done and self.inside:  # it has to wait for these, and each of them has a deadline
+                done, _ = await asyncio.wait(waiting, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
             if ticket.admitted.done():
                 return ticket.admitted.result()
             if moving.is_set():
@@ -109,6 +110,14 @@ class Serving:
             if not ticket.admitted.done():
                 ticket.admitted.cancel()
                 self.queue.remove(ticket)
+
+    def join(self, version: Version) -> bool:
+        """Let one in at once that ``version`` has begun; False if another one is served or being loaded. It
+        needs a ``leave`` as after ``enter``."""
+        if self.engine.version != version or self.state == "loading":
+            return False
+        self._count_in()
+        return True
 
     def leave(self) -> None:
         """One trajectory is out of the engine."""
@@ -143,10 +152,13 @@ class Serving:
 
     def _admit(self, ticket: Ticket) -> None:
         assert self.engine.version is not None
+        self._count_in()
+        ticket.admitted.set_result(self.engine.version)
+
+    def _count_in(self) -> None:
         self.inside += 1
         if self._busy_since is None:
             self._busy_since, self.state = time.monotonic(), "generating"
-        ticket.admitted.set_result(self.engine.version)
 
     # -- weights ------------------------------------------------------------------------------------------
 
@@ -164,13 +176,13 @@ class Serving:
 
     # -- generating ---------------------------------------------------------------------------------------
 
-    async def generate(self, generation: Generation, *, cancelled: asyncio.Event, deadline: float) -> Generated:
-        """Run one request to its end; past the deadline it is aborted and comes back as an error.
+    def begin(self, generation: Generation) -> asyncio.Future[Generated]:
+        """Submit a request; its result.
 
         Raises
         ------
-        LaminarError
-            Nobody wants the result any more.
+        ValueError, RuntimeError
+            As the engine's ``submit``.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Generated] = loop.create_future()
@@ -179,22 +191,28 @@ class Serving:
             loop.call_soon_threadsafe(lambda: result.done() or result.set_result(generated))
 
         self.engine.submit(generation, finish)
+        return result
+
+    async def finish(
+        self, request: str, result: asyncio.Future[Generated], *, cancelled: asyncio.Event, deadline: float
+    ) -> Generated:
+        """Wait for a request that was begun; past the deadline it is aborted and comes back as an error.
+
+        Raises
+        ------
+        Cancelled
+            Nobody wants the result any more.
+        """
         gone = asyncio.ensure_future(cancelled.wait())
         try:
             await asyncio.wait({result, gone}, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
             if result.done():
                 return result.result()
-            self.engine.abort(generation.id)
+            self.engine.abort(request)
             partial = await asyncio.wait_for(result, 30)
             if cancelled.is_set():
-                raise Cancelled(f"trajectory {generation.id} was cancelled")
-            return Generated(
-                id=partial.id,
-                ids=partial.ids,
-                logprobs=partial.logprobs,
-                finish_reason="error",
-                message=f"not finished after {deadline:.0f} s",
-            )
+                raise Cancelled(f"trajectory {request} was cancelled")
+            return replace(partial, finish_reason="error", message=f"not finished after {deadline:.0f} s")
         finally:
             gone.cancel()
 
