@@ -45,6 +45,8 @@ CONFIG = {
     # long, and what it was given goes on elsewhere. Looked at once in this time, so it takes up to twice as long.
     # Engines load and steps run in threads: they hold the loop for a second or two.
     "distributed.scheduler.worker-ttl": "30s",
+    # Dask's sampling profiler looks at threads that run tasks; ours are coroutines and engines.
+    "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.low-level-log-length": 200,
     # A role may stay without a worker for as long as a restart takes.
