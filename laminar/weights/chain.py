@@ -7,12 +7,11 @@ still sends is refused.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Fence", "Member", "Plan", "chunk_bytes", "most", "nearest", "order", "plan_chain", "replan", "split"]
+__all__ = ["Fence", "Member", "Plan", "Root", "chunk_bytes", "most", "nearest", "order", "plan_chain", "replan"]
 
 SMALLEST_CHUNK = 256 << 10
 LARGEST_CHUNK = 16 << 20
@@ -127,10 +126,30 @@ def most(held: Mapping[str, int]) -> str:
     return min(held, key=lambda name: (-held[name], name))
 
 
-def plan_chain(version: int, epoch: int, members: Iterable[Member], root: str, nbytes: int) -> Plan:
-    """One chain from a relay that holds a version whole to all others."""
-    ordered = tuple(order(members, root))
-    return Plan(version, epoch, ordered, chunk_bytes(nbytes, len(ordered) - 1), 0, nbytes)
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A relay that has bytes ``start`` to ``stop`` of a version from its trainer, as part ``part`` of ``parts``."""
+
+    name: str
+    start: int
+    stop: int
+    part: int = 0
+    parts: int = 1
+
+
+def plan_chain(version: int, epoch: int, members: Iterable[Member], root: Root) -> Plan:
+    """One chain from a relay that holds a version, or a part of one, to all others.
+
+    Example
+    -------
+    >>> relays = [Member(name, name, "") for name in "abc"]
+    >>> roots = [Root("a", 0, 64 << 20, 0, 2), Root("c", 64 << 20, 128 << 20, 1, 2)]
+    >>> [[member.name for member in plan_chain(7, 1, relays, root).members] for root in roots]
+    [['a', 'b', 'c'], ['c', 'a', 'b']]
+    """
+    ordered = tuple(order(members, root.name))
+    chunk = chunk_bytes(root.stop - root.start, len(ordered) - 1)
+    return Plan(version, epoch, ordered, chunk, root.start, root.stop, root.part, root.parts)
 
 
 def replan(plan: Plan, epoch: int, held: Mapping[str, int], source: Member | None = None) -> Plan | None:
@@ -190,19 +209,6 @@ def nearest(joiner: Member, holders: Sequence[Member], serving: Mapping[str, int
     if not others:
         return None
     return min(others, key=lambda it: (-_in_common(it.host, joiner.host), serving.get(it.name, 0), it.name))
-
-
-def split(nbytes: int, roots: int, *, aligned: int) -> list[tuple[int, int]]:
-    """Cut a buffer into one range a root (a trainer's shard each), on borders of ``aligned`` bytes.
-
-    Example
-    -------
-    >>> split(1000, 3, aligned=64)
-    [(0, 384), (384, 704), (704, 1000)]
-    """
-    pieces = -(-nbytes // aligned)
-    borders = [min(nbytes, -(-pieces * index // roots) * aligned) for index in range(roots + 1)]
-    return [(start, stop) for start, stop in itertools.pairwise(borders) if start < stop]
 
 
 def _in_common(one: str, other: str) -> int:

@@ -1,8 +1,9 @@
 """What the owner of the chains decides: a pure state machine that is told what happens and says what to do.
 
-One chain is under way at a time. A version that is published meanwhile waits, and only the newest one waits: a
-trainer faster than the links skips versions, but none is given up half-way for a newer one (that could go on
-for ever). Whoever is without the newest version when no chain is under way is served from the nearest holder.
+One version is under way at a time: down one chain, or down one for each shard of the trainer, once all shards have
+handed their part over. A version that is published meanwhile waits, and only the newest one waits: a trainer faster
+than the links skips versions, but none is given up half-way for a newer one (that could go on for ever). Whoever is
+without the newest version when none is under way is served from the nearest holder.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from laminar.weights.chain import Member, Plan, chunk_bytes, nearest, plan_chain, replan
+from laminar.weights.chain import Member, Plan, Root, chunk_bytes, nearest, plan_chain, replan
 
 __all__ = ["Keeper", "Send", "StandInSend", "Survey"]
 
@@ -33,12 +34,13 @@ class StandInSend:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Ask relays how much they hold of a version, and whether a stand-in could be found on ``host``; then call
-    ``Keeper.surveyed``."""
+    """Ask relays how much they hold of a part of a version, and whether a stand-in could be found on ``host``; then
+    call ``Keeper.surveyed``."""
 
     version: int
     relays: tuple[str, ...]
     host: str
+    part: int = 0
 
 
 Order = Send | StandInSend | Survey
@@ -65,14 +67,16 @@ class Keeper:
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
         self.holders: dict[int, set[str]] = {}
-        self.flight: Plan | None = None
-        self.waiting: tuple[int, str] | None = None
+        self.flights: dict[int, Plan] = {}
+        """The chain of each part of the version that is under way."""
+        self.waiting: tuple[int, tuple[Root, ...]] | None = None
         self.side: dict[str, Plan] = {}
         self.repairs = 0
         self._epoch = 0
         self._nbytes = 0
         self._suspects: dict[str, int] = {}
         self._given_up: dict[str, int] = {}
+        self._handed_over: dict[int, dict[int, Root]] = {}
 
     @property
     def behind(self) -> bool:
@@ -105,23 +109,48 @@ class Keeper:
         for names in self.holders.values():
             names.discard(name)
         self.side = {to: plan for to, plan in self.side.items() if name not in (to, plan.members[0].name)}
-        if self.waiting is not None and self.waiting[1] == name:
+        if self.waiting is not None and name in (root.name for root in self.waiting[1]):
             self.waiting = None
-        if self.flight is not None and self.flight.members[0].name == name:
-            return self._survey()
-        return self._next()
+        for roots in self._handed_over.values():
+            for part in [part for part, root in roots.items() if root.name == name]:
+                del roots[part]
+        lost = [plan for plan in self.flights.values() if plan.members[0].name == name]
+        return [self._survey(plan) for plan in lost] if lost else self._next()
 
     def published(self, name: str, version: int, *, nbytes: int) -> list[Order]:
         """A relay has a new version from its trainer."""
         self._nbytes = nbytes
         self._holds(name, version)
-        self.waiting = (version, name)
+        self.waiting = (version, (Root(name, 0, nbytes),))
+        return self._next()
+
+    def handed_over(self, version: int, root: Root, *, nbytes: int) -> list[Order]:
+        """A relay has one part of a new version from a shard of its trainer. It goes on once all parts are there.
+
+        Example
+        -------
+        >>> keeper = Keeper()
+        >>> for name in "abc":
+        ...     _ = keeper.join(Member(name, name, ""), None)
+        >>> keeper.handed_over(1, Root("a", 0, 64, 0, 2), nbytes=100)
+        []
+        >>> orders = keeper.handed_over(1, Root("b", 64, 100, 1, 2), nbytes=100)
+        >>> [(order.relay, order.plan.start, order.plan.stop) for order in orders]
+        [('a', 0, 64), ('b', 64, 100)]
+        """
+        self._nbytes = nbytes
+        roots = self._handed_over.setdefault(version, {})
+        roots[root.part] = root
+        if len(roots) < root.parts:
+            return []
+        for old in [it for it in self._handed_over if it <= version]:
+            del self._handed_over[old]
+        self.waiting = (version, tuple(roots[part] for part in sorted(roots)))
         return self._next()
 
     def report(self, name: str, what: str, *, version: int, epoch: int) -> list[Order]:
         """What a relay says of a chain (``forward.Report``)."""
-        flight = self.flight
-        rooted = flight is not None and epoch == flight.epoch and name == flight.members[0].name
+        rooted = [plan for plan in self.flights.values() if plan.epoch == epoch and plan.members[0].name == name]
         if what == "promoted":
             self._holds(name, version)
         elif what == "lost":
@@ -130,23 +159,27 @@ class Keeper:
             return self._starving(name, version)
         if what in ("done", "failed", "skipped"):
             self._side_ended(name, what, version, epoch)
-            if rooted and what == "done":
-                self.flight = None
-            elif rooted:
-                return self._survey()
+            for plan in rooted:
+                if what != "done":
+                    return [self._survey(plan)]
+                del self.flights[plan.part]
         return self._next()
 
-    def surveyed(self, version: int, held: Mapping[str, int], stand_in: Member | None) -> list[Order]:
+    def surveyed(self, version: int, held: Mapping[str, int], stand_in: Member | None, *, part: int = 0) -> list[Order]:
         """The answer to ``Survey``: bytes held by those that answered, and who could send for the dead root."""
-        flight = self.flight
+        flight = self.flights.get(part)
         if flight is None or flight.version != version:
             return []
         self._epoch += 1
         self.repairs += 1
-        after = replan(flight, self._epoch, {name: n for name, n in held.items() if name in self.members}, stand_in)
-        self.flight = after
+        living = {name: n for name, n in held.items() if name in self.members}
+        after = replan(flight, self._epoch, living, stand_in if flight.parts == 1 else None)
         if after is None:
-            return self._next()  # nobody can complete it; who comes back with it serves the others
+            # Nobody can complete it. Who comes back with it serves the others; of a version in parts the rest is
+            # worth nothing without this one.
+            self.flights = {}
+            return self._next()
+        self.flights[part] = after
         root = after.members[0]
         return [Send(root.name, after)] if root.name in self.members else [StandInSend(root.host, after)]
 
@@ -154,20 +187,21 @@ class Keeper:
         """Nothing has moved for long: ask everybody what they hold, and plan anew; try again whom nobody reached."""
         self.side.clear()
         self._given_up.clear()
-        return self._survey() if self.flight is not None else self._next()
+        return [self._survey(plan) for plan in self.flights.values()] if self.flights else self._next()
 
     # -- what to do ---------------------------------------------------------------------------------------
 
     def _next(self) -> list[Order]:
-        if self.flight is not None:
+        if self.flights:
             return []
         if self.waiting is not None:
-            version, name = self.waiting
+            version, roots = self.waiting
             self.waiting = None
-            if len(self.members) > 1 and name in self.members:
-                self._epoch += 1
-                self.flight = plan_chain(version, self._epoch, self.members.values(), name, self._nbytes)
-                return [Send(name, self.flight)]
+            if len(self.members) > 1 and all(root.name in self.members for root in roots):
+                for root in roots:
+                    self._epoch += 1
+                    self.flights[root.part] = plan_chain(version, self._epoch, self.members.values(), root)
+                return [Send(plan.members[0].name, plan) for plan in self.flights.values()]
         return self._mend()
 
     def _mend(self) -> list[Order]:
@@ -203,22 +237,20 @@ class Keeper:
             elif name not in self.holders.get(version, set()):
                 self._given_up[name] = version
 
-    def _survey(self) -> list[Order]:
-        assert self.flight is not None
-        root = self.flight.members[0]
-        relays = tuple(member.name for member in self.flight.members if member.name in self.members)
-        return [Survey(self.flight.version, relays, root.host)]
+    def _survey(self, plan: Plan) -> Survey:
+        relays = tuple(member.name for member in plan.members if member.name in self.members)
+        return Survey(plan.version, relays, plan.members[0].host, plan.part)
 
     def _starving(self, name: str, version: int) -> list[Order]:
-        """The first in the chain gets nothing, twice in a row: the root is frozen, and nobody stands before it."""
-        flight = self.flight
-        if flight is None or flight.version != version or len(flight.members) < 2 or flight.members[1].name != name:
+        """The first in a chain gets nothing, twice in a row: its root is frozen, and nobody stands before it."""
+        first = [plan for plan in self.flights.values() if len(plan.members) > 1 and plan.members[1].name == name]
+        if not first or first[0].version != version:
             return []
         self._suspects[name] = self._suspects.get(name, 0) + 1
         if self._suspects[name] < 2:
             return []
         self._suspects.clear()
-        return self._survey()
+        return [self._survey(plan) for plan in first]
 
     def _holds(self, name: str, version: int) -> None:
         self._suspects.clear()

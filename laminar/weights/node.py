@@ -32,6 +32,7 @@ from laminar.weights.reception import (
     receive_whole,
     wanted_changes,
 )
+from laminar.weights.shards import Shard
 from laminar.weights.transport import Listener, Peer, PeerLost, Transport
 from laminar.weights.wire import Frame, Kind, Speech
 
@@ -113,13 +114,35 @@ class RelayNode:
             reception = self._readable(plan, Fence(plan.epoch, -1))
         threading.Thread(target=self._start, args=(reception, plan), name="laminar-start", daemon=True).start()
 
+    def adopt(self, version: int, shard: Shard) -> None:
+        """Take up the part of a version that a shard of the trainer has staged on this host: ``send`` sends it, and the
+        version can be read here once the other parts have come. An older one that was not sent yet is dropped.
+
+        Raises
+        ------
+        LookupError, ValueError, LaminarError
+            As ``SegmentOwner.adopt``.
+        """
+        with self._admitting:
+            key = (version, shard.part)
+            with self._mutex:
+                over = [it for it in self._receptions.values() if it.fence.epoch < 0 and it.key[0] < version]
+                if key in self._receptions:
+                    return  # asked twice
+            for reception in over:
+                self._drop(reception)
+            incoming = self.owner.adopt(version, shard)
+            part = incoming.range(shard.part, shard.start, shard.stop)
+            with self._mutex:
+                self._receptions[key] = Reception(key, Fence(-1, -1), incoming.slot, part.prefix, incoming, part)
+
     def _start(self, reception: Reception, plan: Plan) -> None:
         """Find out what changed, where that may be worth it, and send."""
         try:
             if reception.changes is None:
                 reception.changes = changes_to_send(plan, self.owner, self._links.rate)
             with self._admitting:
-                self._forward(reception, plan, 0, reception.slot.digest)
+                self._forward(reception, plan, 0, reception.slot.digest if plan.parts == 1 else "")
         except (LaminarError, LookupError) as error:
             logger.warning("version %d is not sent: %s", plan.version, error)
             self._tell("failed", reception, str(error))
@@ -238,7 +261,7 @@ class RelayNode:
         """The reception that a connection may go on with; whoever sent before is cut off."""
         key = (plan.version, plan.part)
         with self._mutex:
-            others = [it for it in self._receptions.values() if it.key[0] != plan.version]
+            others = [it for it in self._receptions.values() if it.key[0] != plan.version and it.fence.epoch >= 0]
             reception = self._receptions.get(key)
         newest = max((it.key[0] for it in others), default=-1)
         head = self.owner.head()

@@ -15,7 +15,8 @@ from laminar.weights.incoming import Incoming
 from laminar.weights.layout import Layout
 from laminar.weights.locks import EXCLUSIVE, hold, release
 from laminar.weights.mapping import Segment, Slot
-from laminar.weights.segment import PUBLISHED
+from laminar.weights.segment import PARTIAL, PUBLISHED
+from laminar.weights.shards import Shard
 from laminar.weights.slots import free_slot
 
 __all__ = ["OwnerStatus", "Promoted", "SegmentOwner"]
@@ -152,6 +153,35 @@ class SegmentOwner:
                 raise ValueError(f"version {version} is not newer than {segment.head[0]}, the newest under {self.root}")
             slot, lock = free_slot(segment, version, deadline=deadline)
             return Incoming(version, slot, lock, parts)
+
+    def adopt(self, version: int, shard: Shard) -> Incoming:
+        """Go on to receive a version of which a shard of the trainer has staged its part here.
+
+        Raises
+        ------
+        LookupError
+            The part is not staged: never was, or was overtaken by a newer one.
+        ValueError
+            A newer version, or this one, can be read already.
+        LaminarError
+            The part is damaged, or nothing is prepared.
+        """
+        with self._mutex:
+            segment = self._prepared()
+            if segment.head is not None and version <= segment.head[0]:
+                raise ValueError(f"version {version} is not newer than {segment.head[0]}, the newest under {self.root}")
+            for slot in segment.slots:
+                lock = slot.claim() if slot.stamp == (version, PARTIAL) else None
+                if lock is None:
+                    continue
+                incoming = Incoming(version, slot, lock, shard.parts)
+                try:
+                    incoming.range(shard.part, shard.start, shard.stop).arrived(shard.stop)
+                except LaminarError:
+                    incoming.abandon()
+                    raise
+                return incoming
+        raise LookupError(f"part {shard.part} of version {version} is not staged under {self.root}")
 
     def commit(self, incoming: Incoming, digest: str = "") -> Promoted:
         """Make a received version the newest that can be read: every range is there and proven.

@@ -45,7 +45,8 @@ __all__ = [
 PREFIX = "laminar-"
 MAGIC = int.from_bytes(b"LAMINAR1", "little")
 PAGE = 4096
-STAGED, PUBLISHED = 1, 2
+STAGED, PUBLISHED, PARTIAL = 1, 2, 3
+"""What a slot holds: a version nobody may read yet, one that can be read, one part of a version (``shards``)."""
 # Words of the head page, and of a slot's header. A stamp of 0: nothing in the slot may be read.
 HEAD_WORD, HEAD_SLOTS, HEAD_LAYOUT = 1, 2, 3
 SLOT_STAMP, SLOT_LAYOUT, SLOT_DIGEST, SLOT_HASHES = 1, 2, 3, 8

@@ -23,6 +23,7 @@ from laminar.weights.node import RelayNode
 from laminar.weights.owner import SegmentOwner
 from laminar.weights.reader import WeightReader
 from laminar.weights.segment import host_label, segment_root, sweep
+from laminar.weights.shards import Shard
 from laminar.weights.stand_in import StandIn
 from laminar.weights.transport import choose, open_transport, split_address
 from laminar_dask._compat import has_role
@@ -56,8 +57,10 @@ class RelayPlugin(WorkerPlugin):
     - ``laminar_relay_prepare(layout)``: take the memory for this layout; twice is once.
     - ``laminar_relay_published(version)``: prove a staged version whole and make it the newest; gives
       ``{"status": "published", "version", "digest", "seconds"}``. The chain starts without being waited for.
+    - ``laminar_relay_handed_over(version, shard)``: the same for one part of a version, of a trainer with several
+      shards; gives ``{"status": "handed over"}``. The version can be read once the other parts have come.
     - ``laminar_relay_status()``: ``{"version", "held", "bytes", "layout", "transport", ...}``.
-    - ``laminar_relay_send(plan)``, ``laminar_relay_held(version)``: for the owner of the chains.
+    - ``laminar_relay_send(plan)``, ``laminar_relay_held(version, part)``: for the owner of the chains.
     - ``laminar_relay_can_stand_in(version)``, ``laminar_relay_stand_in(plan)``: the same, of the trainer's worker.
     """
 
@@ -124,6 +127,13 @@ class RelayPlugin(WorkerPlugin):
             "seconds": done.seconds,
         }
 
+    async def handed_over(self, version: int, shard: dict[str, int]) -> dict[str, Any]:
+        """RPC: take up the part of a version that a shard has staged; the chains carry it once all are there."""
+        assert self.node is not None
+        await asyncio.to_thread(self.node.adopt, version, Shard.from_dict(shard))
+        await self._tell_scheduler("handed_over", version=version, shard=shard)
+        return {"status": "handed over", "version": version}
+
     # -- calls from the owner of the chains -----------------------------------------------------------------
 
     async def send(self, plan: dict[str, Any]) -> str:
@@ -132,10 +142,10 @@ class RelayPlugin(WorkerPlugin):
         await asyncio.to_thread(self.node.send, Plan.from_dict(plan))
         return "sending"
 
-    async def held(self, version: int) -> int:
-        """RPC: bytes of a version that are here."""
+    async def held(self, version: int, part: int = 0) -> int:
+        """RPC: bytes of a version, or of a part of one, that are here."""
         assert self.node is not None
-        return self.node.held(version)
+        return self.node.held(version, part)
 
     async def can_stand_in(self, version: int) -> bool:
         """RPC of the trainer's worker: whether the relay of its host left this version."""
@@ -178,7 +188,7 @@ class RelayPlugin(WorkerPlugin):
     # -- inside -----------------------------------------------------------------------------------------------
 
     def _handlers(self) -> dict[str, Any]:
-        calls = (self.prepare, self.published, self.status, self.send, self.held)
+        calls = (self.prepare, self.published, self.handed_over, self.status, self.send, self.held)
         return {f"laminar_relay_{call.__name__}": call for call in calls}
 
     def _listen(self) -> RelayNode:
@@ -247,8 +257,12 @@ async def prepare(worker: Worker, relay: str, layout: Layout, *, deadline: float
     return await _answered(call, relay, f"prepare layout {layout.hash}", deadline)
 
 
-async def announce(worker: Worker, relay: str, version: int, *, deadline: float = 10.0) -> dict[str, Any]:
+async def announce(
+    worker: Worker, relay: str, version: int, *, shard: Shard | None = None, deadline: float = 10.0
+) -> dict[str, Any]:
     """Tell a relay that a version is staged, and return its answer once the version can be read.
+
+    With a ``shard`` it is told of that part, and answers at once: the version can be read when all parts are there.
 
     Parameters
     ----------
@@ -267,12 +281,11 @@ async def announce(worker: Worker, relay: str, version: int, *, deadline: float 
         As ``SegmentOwner.promote``: not staged, or overtaken.
     """
     relay = await _own(worker, relay)
-    return await _answered(
-        worker.rpc(relay).laminar_relay_published(version=version),
-        relay,
-        f"publish version {version}",
-        deadline,
-    )
+    if shard is not None:
+        call = worker.rpc(relay).laminar_relay_handed_over(version=version, shard=shard.to_dict())
+        return await _answered(call, relay, f"take up part {shard.part} of version {version}", deadline)
+    call = worker.rpc(relay).laminar_relay_published(version=version)
+    return await _answered(call, relay, f"publish version {version}", deadline)
 
 
 async def _answered(call: Awaitable[dict[str, Any]], relay: str, what: str, deadline: float) -> dict[str, Any]:

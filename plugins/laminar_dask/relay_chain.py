@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
 
-from laminar.weights.chain import Member, Plan
+from laminar.weights.chain import Member, Plan, Root
 from laminar.weights.keeper import Keeper, Send, StandInSend, Survey
 from laminar_dask._compat import in_background, workers_of
 
@@ -35,6 +35,7 @@ class ChainPlugin(SchedulerPlugin):
 
     - ``laminar_chain_join(relay, host, address, version, nbytes)``: a relay's data plane is up.
     - ``laminar_chain_published(relay, version, nbytes)``: a relay has a new version from its trainer.
+    - ``laminar_chain_handed_over(relay, version, nbytes, shard)``: a relay has one part of it from a shard.
     - ``laminar_chain_relay(host)``: address of the relay of a host, or None.
     - ``laminar_chain_token()``: what the relays of this scheduler know each other by, on their own connections.
     - ``laminar_chain_status()``: members, newest version, chain under way, repairs.
@@ -58,6 +59,7 @@ class ChainPlugin(SchedulerPlugin):
         self._moved: tuple[Any, float] = (None, 0.0)
         scheduler.handlers["laminar_chain_join"] = self.join
         scheduler.handlers["laminar_chain_published"] = self.published
+        scheduler.handlers["laminar_chain_handed_over"] = self.handed_over
         scheduler.handlers["laminar_chain_relay"] = self.relay_of
         scheduler.handlers["laminar_chain_token"] = self.token
         scheduler.handlers["laminar_chain_status"] = self.status
@@ -80,6 +82,11 @@ class ChainPlugin(SchedulerPlugin):
         self._follow(self.keeper.published(relay, version, nbytes=nbytes))
         return "planned"
 
+    def handed_over(self, relay: str, version: int, nbytes: int, shard: dict[str, int]) -> str:
+        """RPC: a relay has one part of a new version from a shard of its trainer."""
+        self._follow(self.keeper.handed_over(version, Root(relay, **shard), nbytes=nbytes))
+        return "noted"
+
     def relay_of(self, host: str) -> str | None:
         """RPC: the relay of a host."""
         return next((member.name for member in self.keeper.members.values() if member.host == host), None)
@@ -90,13 +97,13 @@ class ChainPlugin(SchedulerPlugin):
 
     def status(self) -> dict[str, Any]:
         """RPC: what the chains are like."""
-        flight = self.keeper.flight
+        flights = self.keeper.flights
         return {
             "relays": sorted(self.keeper.members),
             "newest": self.keeper.newest,
             "holders": {version: sorted(names) for version, names in self.keeper.holders.items() if names},
-            "chain": [member.name for member in flight.members] if flight else None,
-            "version": flight.version if flight else None,
+            "chains": [[member.name for member in plan.members] for plan in flights.values()],
+            "version": next((plan.version for plan in flights.values()), None),
             "repairs": self.keeper.repairs,
         }
 
@@ -171,7 +178,8 @@ class ChainPlugin(SchedulerPlugin):
     async def _survey(self, order: Survey) -> None:
         async def held(relay: str) -> int | None:
             try:
-                answer = await self._ask(relay, "laminar_relay_held", SURVEY_DEADLINE, version=order.version)
+                asked = {"version": order.version, "part": order.part}
+                answer = await self._ask(relay, "laminar_relay_held", SURVEY_DEADLINE, **asked)
             except (OSError, TimeoutError):
                 return None  # dead or frozen: the chain goes on without it
             return None if answer is None else int(answer)
@@ -179,7 +187,7 @@ class ChainPlugin(SchedulerPlugin):
         answers = await asyncio.gather(*(held(relay) for relay in order.relays))
         holdings = {relay: n for relay, n in zip(order.relays, answers, strict=True) if n is not None}
         stand_in = await self._stand_in_of(order.version, order.host)
-        self._follow(self.keeper.surveyed(order.version, holdings, stand_in))
+        self._follow(self.keeper.surveyed(order.version, holdings, stand_in, part=order.part))
 
     async def _stand_in_of(self, version: int, host: str) -> Member | None:
         """The trainer's process that can send what the dead relay of its host left."""
@@ -201,11 +209,11 @@ class ChainPlugin(SchedulerPlugin):
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             moved = [ws.metrics.get("laminar_relay", {}).get("bytes_in") for ws in self.scheduler.workers.values()]
-            if moved != self._moved[0] or not (self.keeper.flight or self.keeper.behind):
+            if moved != self._moved[0] or not (self.keeper.flights or self.keeper.behind):
                 self._moved = (moved, loop.time())
             elif loop.time() - self._moved[1] > STUCK_SECONDS:
                 self._moved = (None, 0.0)
-                logger.warning("nothing has moved for %g s on the chain of %s", STUCK_SECONDS, self.keeper.flight)
+                logger.warning("nothing has moved for %g s on the chain of %s", STUCK_SECONDS, self.keeper.flights)
                 self._follow(self.keeper.stuck())
 
 

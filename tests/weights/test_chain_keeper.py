@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laminar.weights.chain import Member
+from laminar.weights.chain import Member, Root
 from laminar.weights.keeper import Keeper, Order, Send, StandInSend, Survey
 
 NBYTES = 1 << 20
@@ -108,7 +108,7 @@ def test_in_the_end_every_living_relay_has_the_newest_version_that_one_of_them_h
     newest = max((max(versions) for versions in held.values() if versions), default=None)
     if newest is not None:
         assert all(newest in versions for versions in held.values()), held
-    assert world.keeper.flight is None
+    assert not world.keeper.flights
 
 
 def test_the_first_in_a_chain_that_starves_twice_has_its_frozen_root_replaced() -> None:
@@ -123,3 +123,63 @@ def test_the_first_in_a_chain_that_starves_twice_has_its_frozen_root_replaced() 
     assert survey == Survey(1, tuple(member.name for member in order.plan.members), "h0")
     [after] = keeper.surveyed(1, {"r1": 10, "r2": 0}, TRAINER)
     assert [member.name for member in after.plan.members] == ["trainer", "r1", "r2"]
+
+
+def in_halves(keeper: Keeper, version: int) -> list[Order]:
+    """The trainer's two shards, beside r0 and r1, hand a version over."""
+    half = NBYTES // 2
+    assert keeper.handed_over(version, Root("r1", half, NBYTES, 1, 2), nbytes=NBYTES) == []
+    return keeper.handed_over(version, Root("r0", 0, half, 0, 2), nbytes=NBYTES)
+
+
+def with_relays(count: int) -> Keeper:
+    keeper = Keeper()
+    for number in range(count):
+        keeper.join(relay(number), None)
+    return keeper
+
+
+def test_each_shard_has_a_chain_to_all_others_and_a_newer_version_waits_for_both() -> None:
+    keeper = with_relays(3)
+    first, second = in_halves(keeper, 1)
+    assert [member.name for member in first.plan.members] == ["r0", "r1", "r2"]
+    assert [member.name for member in second.plan.members] == ["r1", "r0", "r2"]
+    assert (first.plan.stop, second.plan.start) == (NBYTES // 2, NBYTES // 2)
+    assert in_halves(keeper, 2) == []
+    assert in_halves(keeper, 3) == []
+    for number in range(3):
+        keeper.report(f"r{number}", "promoted", version=1, epoch=first.plan.epoch)
+    assert keeper.newest == 1
+    assert keeper.report("r0", "done", version=1, epoch=first.plan.epoch) == []
+    orders = keeper.report("r1", "done", version=1, epoch=second.plan.epoch)
+    assert [order.plan.version for order in orders] == [3, 3]
+
+
+def test_a_part_whose_root_died_goes_on_from_who_has_all_of_it() -> None:
+    keeper = with_relays(4)
+    first, _ = in_halves(keeper, 1)
+    [survey] = keeper.leave("r1")
+    assert survey == Survey(1, ("r0", "r2", "r3"), "h1", 1)
+    [after] = keeper.surveyed(1, {"r0": 0, "r2": NBYTES // 2, "r3": 10}, TRAINER, part=1)
+    assert [member.name for member in after.plan.members] == ["r2", "r0", "r3"]
+    assert (after.plan.part, after.plan.start, after.plan.parts) == (1, NBYTES // 2, 2)
+    assert keeper.flights[0] is first.plan
+
+
+def test_a_version_of_which_nobody_has_a_whole_part_is_left_out_and_the_next_one_goes() -> None:
+    keeper = with_relays(3)
+    in_halves(keeper, 1)
+    [survey] = keeper.leave("r1")
+    assert keeper.surveyed(1, {"r0": 0, "r2": 10}, TRAINER, part=survey.part) == []
+    assert keeper.newest is None
+    keeper.join(relay(1), None)
+    assert [order.plan.version for order in in_halves(keeper, 2)] == [2, 2]
+
+
+def test_a_part_handed_over_to_a_relay_that_then_died_does_not_count() -> None:
+    keeper = with_relays(3)
+    keeper.handed_over(1, Root("r1", 64, NBYTES, 1, 2), nbytes=NBYTES)
+    keeper.leave("r1")
+    assert keeper.handed_over(1, Root("r0", 0, 64, 0, 2), nbytes=NBYTES) == []
+    keeper.join(relay(1), None)
+    assert len(keeper.handed_over(1, Root("r1", 64, NBYTES, 1, 2), nbytes=NBYTES)) == 2

@@ -14,12 +14,14 @@ from laminar.weights.chain import (
     Fence,
     Member,
     Plan,
+    Root,
     chunk_bytes,
     nearest,
     plan_chain,
     replan,
-    split,
 )
+from laminar.weights.layout import TensorSpec
+from laminar.weights.shards import pack_shards
 
 NAMES = st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True)
 
@@ -33,7 +35,7 @@ def relays(numbers: list[int]) -> list[Member]:
 def test_a_chain_visits_everybody_once_and_every_host_in_one_go(numbers: list[int], data: st.DataObject) -> None:
     members = relays(numbers)
     root = data.draw(st.sampled_from(members))
-    plan = plan_chain(3, 1, members, root.name, 1 << 30)
+    plan = plan_chain(3, 1, members, Root(root.name, 0, 1 << 30))
     assert plan.members[0] == root
     assert sorted(plan.members, key=lambda m: m.name) == sorted(members, key=lambda m: m.name)
     hosts = [member.host for member in plan.members]
@@ -43,7 +45,7 @@ def test_a_chain_visits_everybody_once_and_every_host_in_one_go(numbers: list[in
 
 @given(NAMES)
 def test_a_plan_survives_its_way_as_json(numbers: list[int]) -> None:
-    plan = plan_chain(3, 1, relays(numbers), relays(numbers)[0].name, 12345)
+    plan = plan_chain(3, 1, relays(numbers), Root(relays(numbers)[0].name, 0, 12345))
     assert Plan.from_dict(plan.to_dict()) == plan
 
 
@@ -67,7 +69,7 @@ def test_after_the_root_died_the_one_that_holds_most_feeds_all_who_live(
     numbers: list[int], data: st.DataObject
 ) -> None:
     members = relays(numbers)
-    plan = plan_chain(3, 1, members, members[0].name, 1000)
+    plan = plan_chain(3, 1, members, Root(members[0].name, 0, 1000))
     living = data.draw(st.lists(st.sampled_from(members), unique=True))
     held = {member.name: data.draw(st.integers(0, 1000)) for member in living}
     trainer = data.draw(st.sampled_from([None, Member("trainer", "10.0.0.0", "")]))
@@ -93,14 +95,24 @@ def test_a_joiner_is_served_by_its_own_host_if_anybody_there_holds_the_version(n
         assert found.host == joiner.host
 
 
-@given(st.integers(1, 1 << 20), st.integers(1, 16), st.sampled_from([64, 4096]))
-def test_the_ranges_of_several_roots_cover_the_buffer_once(nbytes: int, roots: int, aligned: int) -> None:
-    ranges = split(nbytes, roots, aligned=aligned)
-    assert ranges[0][0] == 0
-    assert ranges[-1][1] == nbytes
-    assert all(left[1] == right[0] for left, right in itertools.pairwise(ranges))
-    assert all(start % aligned == 0 for start, _ in ranges)
-    assert len(ranges) <= roots
+SIZES = st.lists(st.lists(st.integers(1, 5000), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@given(SIZES, st.sampled_from([64, 1024]))
+def test_the_parts_of_several_shards_cover_the_buffer_once_and_share_no_chunk(
+    sizes: list[list[int]], chunk: int
+) -> None:
+    specs = [[TensorSpec(f"{i}.{j}", "int8", (n,), n) for j, n in enumerate(own)] for i, own in enumerate(sizes)]
+    layout, shards = pack_shards(specs, chunk)
+    assert shards[0].start == 0
+    assert shards[-1].stop == layout.nbytes
+    assert all(left.stop == right.start for left, right in itertools.pairwise(shards))
+    assert all(shard.start % chunk == 0 for shard in shards)
+    assert len(layout.tensors) == sum(map(len, sizes))
+    for shard, own in zip(shards, specs, strict=True):
+        part = shard.layout(layout)
+        assert {spec.name for spec in part.tensors} == {spec.name for spec in own}
+        assert all(layout.by_name[spec.name].offset == spec.offset + shard.start for spec in part.tensors)
 
 
 FENCES = st.builds(Fence, st.integers(0, 5), st.integers(0, 5))
