@@ -10,7 +10,7 @@ import typer
 from laminar.bench import BENCHES
 from laminar.cli.output import print_values
 from laminar.errors import UserError
-from laminar.flow.parameters import nearest
+from laminar.suggest import nearest
 
 __all__ = ["bench", "register"]
 

@@ -11,8 +11,8 @@ from laminar.environments.environment import Environment
 from laminar.environments.fingerprint import fingerprint
 from laminar.environments.records import SUFFIXES, Records, read_records
 from laminar.environments.rewards import RewardFunction
-from laminar.environments.suggest import listed, nearest
 from laminar.errors import UserError
+from laminar.suggest import listed, nearest
 from laminar.trajectory import Prompt, Score
 
 __all__ = ["Dataset", "dataset"]

@@ -11,8 +11,8 @@ from laminar.environments.answers import extract_answer
 from laminar.environments.environment import Environment
 from laminar.environments.fingerprint import fingerprint
 from laminar.environments.rewards import as_score, described
-from laminar.environments.suggest import did_you_mean, listed
 from laminar.errors import UserError
+from laminar.suggest import did_you_mean, listed
 from laminar.trajectory import Prompt, Score
 
 __all__ = ["ReasoningGym", "base_seed", "reasoning_gym"]

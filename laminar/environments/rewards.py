@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from laminar.environments.pickling import dumps_by_value, is_installed, revive
-from laminar.environments.suggest import did_you_mean, listed
 from laminar.errors import UserError
+from laminar.suggest import did_you_mean, listed
 from laminar.trajectory import Prompt, Score
 
 __all__ = ["RewardError", "RewardFunction", "as_score", "described"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from laminar.errors import UserError
 from laminar.flow.context import new_run_id
 from laminar.flow.docstring import summary_of
+from laminar.flow.functions import check_plain
 
 if TYPE_CHECKING:
     from laminar.flow.graph import Graph
@@ -26,6 +27,7 @@ class Flow:
     __name__: str
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        check_plain("flow", function)
         functools.update_wrapper(self, function)
         self.function = function
         self.name = function.__name__
@@ -102,5 +104,11 @@ class Flow:
 
 
 def flow(function: Callable[..., Any]) -> Flow:
-    """Make a function a flow: its typed parameters are options, its calls make a Dask graph."""
+    """Make a function a flow: its typed parameters are options, its calls make a Dask graph.
+
+    Raises
+    ------
+    UserError
+        It is no plain function: a class, a generator, or ``async``.
+    """
     return Flow(function)

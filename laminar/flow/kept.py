@@ -1,17 +1,15 @@
 """Results of tasks kept in the run store, so that a second run skips what did not change.
 
 A result is found by what made it: the task's code, its inputs, and the version of this package. The code is
-the function's source together with the functions, classes and constants of the same file that it uses; code
-that it imports is taken to be what it was.
+the function with the functions, classes, objects and constants that it uses, also from files beside its own; what is
+installed counts by its name.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -19,6 +17,8 @@ from typing import Any
 import cloudpickle
 import xxhash
 
+from laminar.environments.fingerprint import fingerprint
+from laminar.environments.pickling import is_installed
 from laminar.flow.store import read_bytes, write_bytes
 
 __all__ = ["Identity", "Kept", "Unreadable", "Unwritable", "identity_of", "read", "result_key", "write"]
@@ -56,10 +56,8 @@ def identity_of(function: Callable[..., Any]) -> Identity:
     >>> identity_of(identity_of).name, identity_of(identity_of) == identity_of(result_key)
     ('identity_of', False)
     """
-    digest = xxhash.xxh3_128()
-    for part in _code_of(function, seen=set()):
-        digest.update(part.encode() + b"\0")
-    return Identity(function.__name__, digest.hexdigest())
+    file = inspect.getsource(sys.modules[function.__module__]) if is_installed(function.__module__) else ""
+    return Identity(function.__name__, fingerprint(function, file))
 
 
 def result_key(identity: Identity, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -109,50 +107,3 @@ def _url(store: str, key: str) -> str:
 
 def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _code_of(value: Any, seen: set[str]) -> Iterator[str]:
-    """Source of a function or class, then of what it uses from its own file."""
-    yield _source(value)
-    used = _used_by(value)
-    for name in sorted(used.keys() - seen):
-        seen.add(name)
-        item = inspect.unwrap(used[name]) if callable(used[name]) else used[name]
-        if not (inspect.isfunction(item) or isinstance(item, type)):
-            yield f"{name} = {_constant(item)}"
-        elif item.__module__ == value.__module__:
-            yield from _code_of(item, seen)
-        else:
-            yield f"{name}: {item.__module__}.{item.__qualname__}"
-
-
-def _source(value: Any) -> str:
-    try:
-        return inspect.getsource(value)
-    except (OSError, TypeError):  # built by exec: no file has it
-        return "\n".join(f"{code.co_code.hex()} {_constant(code.co_consts)}" for code in _codes(value))
-
-
-def _used_by(value: Any) -> dict[str, Any]:
-    """The global and enclosing variables whose names a function or a class's methods mention."""
-    names = {name for code in _codes(value) for name in code.co_names}
-    if inspect.isfunction(value):
-        enclosing = inspect.getclosurevars(value).nonlocals
-        return {**{name: item for name, item in value.__globals__.items() if name in names}, **enclosing}
-    module = sys.modules.get(value.__module__)
-    return {name: item for name, item in vars(module).items() if name in names} if module else {}
-
-
-def _codes(value: Any) -> Iterator[types.CodeType]:
-    """All code objects of a function or of a class's methods, nested ones too."""
-    members = [value] if inspect.isfunction(value) else vars(value).values()
-    waiting = [member.__code__ for member in members if inspect.isfunction(member)]
-    while waiting:
-        code = waiting.pop()
-        yield code
-        waiting += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-
-
-def _constant(item: Any) -> str:
-    """A plain value as text; of anything else only its type: an object's state is not code."""
-    return json.dumps(item, default=lambda other: type(other).__qualname__, skipkeys=True)

@@ -13,7 +13,7 @@ import cloudpickle
 
 from laminar.errors import LaminarError, UserError
 from laminar.flow.flow import Flow
-from laminar.flow.parameters import nearest
+from laminar.suggest import nearest
 
 __all__ = ["load_flow"]
 
@@ -31,7 +31,11 @@ def load_flow(reference: str) -> Flow:
     UserError
         No such file, it cannot be imported, or it has no such flow.
     """
-    file, _, name = reference.partition(":")
+    if reference.startswith("-"):
+        raise UserError(f"expected a flow's FILE first and its options after it, as flow.py {reference} …")
+    file, colon, name = reference.rpartition(":")
+    if not colon or Path(reference).is_file():  # a path may have a colon, too
+        file, name = reference, ""
     path = Path(file)
     if not path.is_file():
         raise UserError(f"there is no file {file!r}; expected FILE or FILE:FLOW, as flow.py:quickstart")
@@ -74,13 +78,13 @@ def _import(path: Path) -> ModuleType:
     except SyntaxError as error:
         where = f"{Path(error.filename or path).name}:{error.lineno}"
         raise UserError(f"{where}: syntax error: {error.msg}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(_why(path, error)) from error
     cloudpickle.register_pickle_by_value(module)
     return module
 
 
-def _why(path: Path, error: Exception) -> str:
+def _why(path: Path, error: BaseException) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     where = f"{path.name}:{lines[-1]}" if lines else path.name
     return f"{where} raised {type(error).__name__}: {' '.join(str(error).split())}"

@@ -5,10 +5,9 @@ The same types and the same checks wherever a value comes from: ``--steps 10``, 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +17,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from laminar.errors import UserError
 from laminar.flow.docstring import parameter_help
+from laminar.suggest import nearest
 
-__all__ = ["RESERVED", "Parameter", "nearest", "one_line", "parameters_of", "resolve"]
+__all__ = ["RESERVED", "Parameter", "nearest", "parameters_of", "resolve"]
 
-RESERVED = ("help", "json", "output", "params", "quiet", "run_id", "store", "version")
+RESERVED = ("help", "json", "output", "params", "quiet", "run_id", "scheduler", "store", "version")
 """Names that the commands and ``Flow.run`` use themselves."""
 
 _SCALARS = {int: "int", float: "float", bool: "bool", str: "str", Path: "path"}
@@ -90,12 +90,13 @@ class Parameter:
         Traceback (most recent call last):
         laminar.errors.UserError: parameter `steps` is 'ten'; expected int
         """
+        expected = f"parameter `{self.name}` is {value!r}; expected {self.type_name}"
+        if isinstance(value, bool) and self._base in (int, float):  # True is 1 to pydantic, and a slip to us
+            raise UserError(expected)
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
-            why = f" ({error.errors()[0]['msg']})" if get_origin(self.annotation) is Annotated else ""
-            message = f"parameter `{self.name}` is {value!r}; expected {self.type_name}{why}"
-            raise UserError(message) from None
+            raise UserError(expected + _constraint(error)) from None
 
     def from_text(self, text: str) -> Any:
         """A value typed on the command line: ``none`` is None, and a choice is found by its text.
@@ -174,51 +175,16 @@ def resolve(owner: str, parameters: Sequence[Parameter], values: Mapping[str, An
     }
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant.
-
-    >>> nearest("--step", ["--steps", "--store"]), nearest("banana", ["steps"])
-    ('--steps', None)
-    """
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)
-
-
-def one_line(error: ValidationError, names: Iterable[str]) -> str:
-    """What pydantic found wrong, as one line: the first fault, with the nearest name for an unknown one.
-
-    >>> from pydantic import BaseModel
-    >>> class Sizes(BaseModel, extra="forbid"):
-    ...     steps: int
-    >>> def fault(**values):
-    ...     try:
-    ...         Sizes(**values)
-    ...     except ValidationError as error:
-    ...         return one_line(error, Sizes.model_fields)
-    >>> fault(steps="ten")
-    "`steps` is 'ten': input should be a valid integer, unable to parse string as an integer"
-    >>> fault(steps=1, step=2)
-    'there is no field `step`; did you mean `steps`? It has: steps'
-    >>> fault()
-    '`steps` is missing'
-    """
-    names = list(names)
-    faults = error.errors(include_url=False)
-    fault = faults[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    match fault["type"]:
-        case "extra_forbidden":
-            return f"there is no field `{where}`; {_offer(where, names)}{more}"
-        case "missing":
-            return f"`{where}` is missing{more}"
-    message = " ".join(str(fault["msg"]).removeprefix("Value error, ").split())
-    return f"`{where}` is {fault['input']!r}: {message[:1].lower()}{message[1:]}{more}"
-
-
 def _offer(name: str, names: Sequence[str]) -> str:
     close = nearest(name, names)
     hint = f"did you mean `{close}`? " if close else ""
     return f"{hint}It has: {', '.join(names)}" if names else "it has none"
+
+
+def _constraint(error: ValidationError) -> str:
+    """What a value of the right type lacks; nothing where the type is wrong."""
+    told = [fault["msg"] for fault in error.errors() if not fault["type"].endswith(("_type", "_parsing", "_required"))]
+    return f" ({told[0]})" if told and "expected" not in error.errors()[0].get("ctx", {}) else ""
 
 
 def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, text: str) -> Parameter:
@@ -245,12 +211,12 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, wher
         if type(parameter.default) not in _SCALARS:
             raise UserError(f"{where} has no type; write one: {_SUPPORTED}")
         return type(parameter.default)
-    if not isinstance(annotation, str):
-        return annotation
-    try:
-        return eval(annotation, function.__globals__)
-    except (NameError, AttributeError, SyntaxError, TypeError) as error:
-        raise UserError(f"{where} has the type `{annotation}`, which cannot be read: {error}") from error
+    while isinstance(annotation, str):  # by `from __future__ import annotations`, in quotes, or both
+        try:
+            annotation = eval(annotation, function.__globals__)
+        except (NameError, AttributeError, SyntaxError, TypeError) as error:
+            raise UserError(f"{where} has the type `{annotation}`, which cannot be read: {error}") from error
+    return annotation
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

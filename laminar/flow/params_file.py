@@ -26,16 +26,18 @@ def read_params(path: str | Path) -> dict[str, Any]:
     if parse is None:
         raise UserError(f"--params {path}: expected a file that ends in {', '.join(_PARSERS)}")
     try:
-        values = parse(path.read_text(encoding="utf-8"))
+        values = parse(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"--params {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--params {path} cannot be parsed: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise UserError(
-            f'--params {path}: expected names and values, as {{"steps": 10}}; got a {type(values).__name__}'
-        )
+        raise UserError(f'--params {path}: expected names and values, as {{"steps": 10}}; got {_kind(values)}')
     return {str(name): value for name, value in values.items()}
+
+
+def _kind(values: Any) -> str:
+    return "nothing" if values is None else f"a {type(values).__name__}"
 
 
 def _parse_yaml(text: str) -> Any:

@@ -70,12 +70,12 @@ def plan(flow: Flow, params: Mapping[str, Any], *, store: str, run_id: str) -> P
             value = flow.function(**values)
         except LaminarError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(_why(flow, error)) from error
     return Plan(flow, values, context, trace, trace.output(value))
 
 
-def _why(flow: Flow, error: Exception) -> str:
+def _why(flow: Flow, error: BaseException) -> str:
     """What the flow's function raised, and on which of its lines."""
     file = flow.function.__code__.co_filename
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

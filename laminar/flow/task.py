@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from laminar.errors import UserError
+from laminar.flow.functions import check_plain
 from laminar.flow.trace import current
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ class Task(Generic[P, R]):
     __wrapped__: Callable[..., Any]
 
     def __init__(self, function: Callable[P, R]) -> None:
-        if inspect.iscoroutinefunction(function):
-            raise UserError(f"task `{function.__name__}` is an async function; write it with a plain def")
+        check_plain("task", function)
         functools.update_wrapper(self, function)
         self.function = function
 
@@ -67,6 +67,6 @@ def task(function: Callable[P, R]) -> Task[P, R]:
     Raises
     ------
     UserError
-        It is an ``async`` function.
+        It is no plain function: a class, a generator, or ``async``.
     """
     return Task(function)

@@ -64,6 +64,21 @@ def test_a_closure_and_a_class_count_by_what_they_hold() -> None:
     assert fingerprint(judge(1)().__call__) != fingerprint(judge(2)().__call__)
 
 
+def test_functions_that_all_use_each_other_take_no_time() -> None:
+    """Walked along every path, forty would outlast the universe."""
+    names = [f"f{n}" for n in range(40)]
+    source = "".join(f"def {name}(x): return [{', '.join(names)}][x]\n" for name in names)
+    whole = "def reward(response): return f0(len(response))\n" + source
+    assert fingerprint(reward_of(whole)) == fingerprint(reward_of(whole))
+    edited = whole.replace("def f39(x): return [", "def f39(x): return ['more', ")
+    assert fingerprint(reward_of(whole)) != fingerprint(reward_of(edited))
+
+
+def test_a_function_in_a_set_that_it_uses_itself_has_a_fingerprint() -> None:
+    source = "def reward(response): return [rule(response) for rule in RULES if rule is not reward]\n"
+    assert fingerprint(reward_of(f"{source}RULES = {{reward, len, max}}\n"))
+
+
 def test_it_is_the_same_in_every_process() -> None:
     script = (
         "from tests.environments.test_fingerprint import SOURCE, reward_of\n"

@@ -17,14 +17,9 @@ def run(program: str) -> str:
     return done.stdout.strip()
 
 
-def test_importing_laminar_loads_nothing_heavy_and_takes_little_time():
-    program = (
-        "import time, sys; t = time.process_time(); import laminar; "
-        "print(time.process_time() - t, *{name.split('.')[0] for name in sys.modules})"
-    )
-    seconds, *modules = run(program).split()
-    assert not HEAVY & set(modules)
-    assert float(seconds) < 0.2
+def test_importing_laminar_loads_nothing_heavy():
+    program = "import sys, laminar; print(*{name.split('.')[0] for name in sys.modules})"
+    assert not HEAVY & set(run(program).split())
 
 
 def test_writing_a_flow_down_loads_nothing_heavy():

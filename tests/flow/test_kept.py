@@ -13,25 +13,45 @@ from laminar.flow.kept import Identity, Kept, Unreadable, Unwritable, identity_o
 from laminar.flow.load import load_flow
 
 SOURCE = """
+import functools
 import laminar as lm
 import math
+from pathlib import Path
 
 SCALE = 3
 UNUSED = 1
+WORDS = {"one", "two"}
+FOLDER = Path("data")
+TABLE = {("a", 1): 2}
+LOOP = {}
+LOOP["itself"] = LOOP
 
 class Box:
     def grow(self, x):
         return x + 1
 
+class Rule:
+    limit = 5
+    def __init__(self, least):
+        self.least = least
+    def __call__(self, x):
+        return max(self.least, min(x, self.limit))
+
+def power(x, n):
+    return x ** n
+
+square = functools.partial(power, n=2)
+rule = Rule(1)
+
 def helper(x):
-    return Box().grow(x) * SCALE
+    return square(rule(Box().grow(x) * SCALE)) + len(WORDS) + len(LOOP), FOLDER, TABLE
 
 def unrelated(x):
     return x
 
 @lm.task
 def work(size: int) -> float:
-    return math.sqrt(helper(size))
+    return helper(math.floor(size))
 
 @lm.flow
 def demo(size: int = 1):
@@ -48,10 +68,20 @@ def code_of(folder, source):
 @pytest.mark.parametrize(
     ("old", "new", "same"),
     [
-        ("math.sqrt(helper(size))", "math.sqrt(helper(size + 1))", False),
+        ("math.floor(size)", "math.floor(size + 1)", False),
         ("Box().grow(x) * SCALE", "Box().grow(x) + SCALE", False),
         ("SCALE = 3", "SCALE = 4", False),
         ("return x + 1", "return x + 2", False),
+        ('"one", "two"', '"one", "six"', False),
+        ('Path("data")', 'Path("other")', False),
+        ('("a", 1): 2', '("a", 2): 2', False),
+        ("limit = 5", "limit = 6", False),
+        ("min(x, self", "min(-x, self", False),
+        ("Rule(1)", "Rule(2)", False),
+        ("n=2", "n=3", False),
+        ("x ** n", "x * n", False),
+        ('"one", "two"', '"two", "one"', True),
+        ("return x ** n", "return x ** n  # as it was", True),
         ("UNUSED = 1", "UNUSED = 2\n\n", True),
         ("def unrelated(x):\n    return x", "def unrelated(x):\n    return -x", True),
     ],
@@ -60,6 +90,24 @@ def test_a_change_of_code_that_a_task_uses_changes_its_identity(tmp_path, old, n
     before = code_of(tmp_path / "a", SOURCE)
     after = code_of(tmp_path / "b", SOURCE.replace(old, new))
     assert (before == after) is same
+
+
+def test_a_module_beside_the_flow_file_counts(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "beside_it.py").write_text("def double(x):\n    return 2 * x\n")
+    source = "import laminar as lm\nimport beside_it\n\n@lm.task\ndef work(x):\n    return beside_it.double(x)\n"
+    before = code_of(tmp_path / "a", source + "\n@lm.flow\ndef demo():\n    pass\n")
+    (tmp_path / "beside_it.py").write_text("def double(x):\n    return x + x + 0\n")
+    monkeypatch.delitem(sys.modules, "beside_it")
+    assert code_of(tmp_path / "b", source + "\n@lm.flow\ndef demo():\n    pass\n") != before
+
+
+def test_a_task_that_another_one_calls_counts_whatever_was_asked_of_it_before(tmp_path):
+    source = SOURCE.replace("helper(math", "other(math") + "\n@lm.task\ndef other(x):\n    return helper(x)\n"
+    before = code_of(tmp_path / "a", source)
+    globals_ = load_flow(str(tmp_path / "a" / "flow.py")).function.__globals__
+    assert globals_["other"].identity and globals_["work"].identity == before
+    assert code_of(tmp_path / "b", source.replace("return x + 1", "return x + 2")) != before
 
 
 def test_identity_sees_enclosing_variables():

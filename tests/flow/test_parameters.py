@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from laminar.cli.options import parse
+from laminar.cli.options import OWN_OPTIONS, parse
 from laminar.errors import UserError
 from laminar.flow.docstring import parameter_help
-from laminar.flow.parameters import Parameter, parameters_of, resolve
+from laminar.flow.parameters import RESERVED, Parameter, parameters_of, resolve
 from laminar.flow.params_file import read_params
 
 
@@ -126,6 +126,35 @@ def test_a_constraint_of_the_annotation_is_checked_and_told():
         resolve("flow", parameters_of(flow), parse(parameters_of(flow), ["--lr", "-1"]) or {})
 
 
+def test_a_constraint_is_told_of_a_type_that_may_be_none_too():
+    def flow(lr: Annotated[float, Field(gt=0)] | None = None, steps: Annotated[int, Field(ge=1)] = None):  # noqa: RUF013
+        pass
+
+    parameters = parameters_of(flow)
+    for value, message in ((-1, r"is -1; expected float or none \(Input should be greater"), ("x", "float or none$")):
+        with pytest.raises(UserError, match=message):
+            resolve("flow", parameters, {"lr": value})
+    assert resolve("flow", parameters, {}) == {"lr": None, "steps": None}
+
+
+@pytest.mark.parametrize("name", ["steps", "lr", "ceiling"])
+def test_true_is_no_number(name):
+    with pytest.raises(UserError, match=f"parameter `{name}` is True; expected (int|float)"):
+        resolve("f", parameters_of(every_kind), {"steps": 1, name: True})
+
+
+def test_a_type_may_be_written_in_quotes():
+    def flow(steps: "int" = 3, lr: "'float | None'" = None):  # noqa: UP037
+        pass
+
+    assert [parameter.type_name for parameter in parameters_of(flow)] == ["int", "float or none"]
+
+
+def test_every_option_of_a_command_is_a_reserved_name():
+    options = {option.partition(" ")[0][2:].replace("-", "_") for own in OWN_OPTIONS.values() for option in own}
+    assert options <= set(RESERVED)
+
+
 def no_type(x):
     pass
 
@@ -166,6 +195,9 @@ def test_a_signature_that_cannot_be_options_is_refused(function, message):
     [
         ("p.json", "{", "cannot be parsed"),
         ("p.json", "[1]", "expected names and values"),
+        ("p.json", "[" * 100_000, "cannot be parsed"),
+        ("p.json", '{"a": ' + "1" * 5000 + "}", "cannot be parsed"),
+        ("p.yaml", "", "expected names and values, .*; got nothing"),
         ("p.yaml", "a: [", "cannot be parsed"),
         ("p.toml", "a = ", "cannot be parsed"),
         ("p.ini", "", r"expected a file that ends in \.json"),
@@ -178,6 +210,13 @@ def test_a_params_file_that_cannot_be_read_is_one_line(tmp_path, name, text, mes
     with pytest.raises(UserError, match=message) as caught:
         read_params(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.toml", "p.yaml"])
+def test_a_params_file_may_begin_with_a_byte_order_mark(tmp_path, name):
+    text = {"p.json": '{"size": 3}', "p.toml": "size = 3", "p.yaml": "size: 3"}[name]
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read_params(tmp_path / name) == {"size": 3}
 
 
 @given(st.text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +109,7 @@ def test_needs_are_the_largest_of_each_and_checks_are_made():
         (lambda: numbers(3, stop=4), "task `numbers`: got an unexpected keyword argument 'stop'"),
         (lambda: 1 if numbers(3) else 2, r"raised TypeError at test_trace.py:\d+: .*not known yet"),
         (lambda: {}["x"], r"flow `<lambda>` raised KeyError at test_trace.py:\d+: 'x'"),
+        (lambda: sys.exit(3), r"flow `<lambda>` raised SystemExit at test_trace.py:\d+: 3"),
     ],
 )
 def test_what_goes_wrong_while_a_flow_is_traced_is_one_line(body, message):
@@ -125,9 +127,14 @@ def test_a_flow_is_not_called():
         demo()
 
 
-def test_an_async_task_is_refused():
+def test_a_task_that_would_return_before_it_has_run_is_refused():
+    def some():
+        yield 1
+
     with pytest.raises(UserError, match="task `work` is an async function"):
         lm.task(work)
+    with pytest.raises(UserError, match="task `some` is a generator function; have it return its result"):
+        lm.task(some)
 
 
 def test_the_text_spells_a_shared_branch_out_once():
