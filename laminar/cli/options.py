@@ -29,6 +29,7 @@ OWN_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "run": {
         "--store URL": "Run store: a path or any fsspec URL. [default: runs]",
         "--run-id ID": "Name of the run. [default: a new one]",
+        "--scheduler ADDRESS": "Run on the cluster of this Dask scheduler. [default: processes of its own]",
     },
     "check": {"--store URL": "Run store: a path or any fsspec URL. [default: runs]"},
     "graph": {"--output FILE": "Draw it into FILE (.svg) instead of printing it."},

@@ -19,6 +19,9 @@ def register(app: typer.Typer) -> None:
 def resume(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Its id, the beginning of it, `latest`, or its folder.")],
     store: Annotated[str, typer.Option("--store", metavar="URL", help="The run store.")] = "runs",
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Run on the cluster of this Dask scheduler.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> dict[str, Any]:
     """Resume a run; its summary."""
@@ -30,4 +33,4 @@ def resume(
         if not json:
             print(f"run {prepared['run_id']} is finished: nothing to do")
         return prepared
-    return show_run(prepared, json=json)
+    return show_run(prepared, json=json, scheduler=scheduler)

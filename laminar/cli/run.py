@@ -1,4 +1,4 @@
-"""``laminar-flow run FILE``: run a flow on a cluster of its own on this machine."""
+"""``laminar-flow run FILE``: run a flow on a cluster of its own on this machine, or on one that is there."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def run(
     params: Annotated[Path | None, typer.Option("--params", metavar="FILE")] = None,
     store: Annotated[str, typer.Option("--store", metavar="URL")] = "runs",
     run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID")] = None,
+    scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS")] = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> dict[str, Any]:
     """Run a flow; its summary."""
@@ -44,18 +45,23 @@ def run(
     if flow is None:
         raise UserError("which flow? Give a FILE, as laminar-flow run flows/quickstart.py")
     values = given(flow, "run", context.args, params)
-    return show_run(prepare(flow, values, store=store, run_id=run_id), json=json)
+    return show_run(prepare(flow, values, store=store, run_id=run_id), json=json, scheduler=scheduler)
 
 
-def show_run(prepared: Prepared, *, json: bool) -> dict[str, Any]:
-    """Carry a prepared run out before the user's eyes; what ``--json`` prints."""
+def show_run(prepared: Prepared, *, json: bool, scheduler: str | None = None) -> dict[str, Any]:
+    """Carry a prepared run out before the user's eyes; what ``--json`` prints.
+
+    ``scheduler`` is that of a cluster which somebody else has started; None: one of its own.
+    """
+    from laminar.attached import attached_to
     from laminar.flow.plain import as_plain
     from laminar.flow.run import carry_out
     from laminar.watch.progress import Progress
 
     display = Progress(file=sys.stderr if json else None)
     try:
-        result = carry_out(prepared, display=display)
+        start = None if scheduler is None else attached_to(scheduler)
+        result = carry_out(prepared, display=display, start_cluster=start)
     except LaminarError as error:
         raise Failure.of(error, run_id=prepared.run_id, url=prepared.folder.url) from error
     except KeyboardInterrupt as error:
