@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ __all__ = [
     "receive_whole",
     "wanted_changes",
 ]
+
+logger = logging.getLogger(__name__)
 
 FRAME_DEADLINE = 5.0
 """Seconds between two frames that follow each other."""
@@ -167,7 +170,13 @@ def wanted_changes(
     if reception.prefix.have > reception.prefix.start or offer["base"] not in owner.held():
         return None
     if reception.changes is None or reception.changes.checksum != offer["checksum"]:
-        reception.changes = Changes(owner.root, **offer)
+        try:
+            reception.changes = Changes(owner.root, **offer)
+        except OSError as error:
+            logger.warning(
+                "no memory for the changes to version %d (%s): it is taken whole", plan.version, error.strerror
+            )
+            reception.whole_wanted, reception.changes = True, None
     return reception.changes
 
 
@@ -178,7 +187,13 @@ def changes_to_send(plan: Plan, owner: SegmentOwner, rate: float | None) -> Chan
     if before is None or rate is None or plan.parts > 1:
         return None
     with owner.pinned(before) as old, owner.pinned(plan.version) as new:
-        return changes_between(owner.root, before, old, new, rate)
+        try:
+            return changes_between(owner.root, before, old, new, rate)
+        except OSError as error:
+            logger.warning(
+                "no memory for the changes to version %d (%s): it is sent whole", plan.version, error.strerror
+            )
+            return None
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,60 +10,11 @@ import pytest
 
 from laminar.errors import LaminarError
 from laminar.weights import wire
-from laminar.weights.chain import Member, Plan
-from laminar.weights.checksum import chunk_hashes, digest
-from laminar.weights.forward import Report
-from laminar.weights.layout import Layout, TensorSpec
-from laminar.weights.locks import release
+from laminar.weights.layout import Layout
 from laminar.weights.mapping import Segment
-from laminar.weights.node import RelayNode
-from laminar.weights.owner import SegmentOwner
-from laminar.weights.segment import STAGED
-from laminar.weights.slots import free_slot
 from laminar.weights.tcp import Tcp
 from laminar.weights.transport import split_address
-
-SIZE = 1 << 20
-
-
-def layout(name: str = "a", nbytes: int = SIZE) -> Layout:
-    return Layout.pack([TensorSpec(name, "int8", (nbytes,), nbytes)])
-
-
-class Host:
-    """A relay in this process."""
-
-    def __init__(self, root: Path, run: str = "one", token: str = "") -> None:
-        self.owner = SegmentOwner(root)
-        self.reports: list[Report] = []
-        self._said = threading.Condition()
-        self.node = RelayNode(self.owner, Tcp(), run=run, token=token, report=self._hear, progress_deadline=0.5)
-        self.member = Member(root.name, "here", self.node.address)
-
-    def publish(self, version: int) -> str:
-        segment = Segment(self.owner.root, writable=True)
-        slot, lock = free_slot(segment, version, deadline=1)
-        slot.payload[:] = bytes([version]) * len(slot.payload)
-        slot.hashes = hashes = chunk_hashes(slot.payload, segment.layout)
-        slot.digest = digest(hashes)
-        slot.stamp = (version, STAGED)
-        release(lock)
-        return self.owner.promote(version).digest
-
-    def send(self, version: int, *others: Host) -> None:
-        members = (self.member, *(other.member for other in others))
-        self.node.send(Plan(version, version, members, 1 << 18, 0, self.owner.layout.nbytes))
-
-    def said(self, what: str) -> Report:
-        """Wait for a report."""
-        with self._said:
-            assert self._said.wait_for(lambda: any(it.what == what for it in self.reports), 20), self.reports
-            return next(it for it in self.reports if it.what == what)
-
-    def _hear(self, report: Report) -> None:
-        with self._said:
-            self.reports.append(report)
-            self._said.notify_all()
+from tests.weights.relay_host import SIZE, Host, layout
 
 
 @pytest.fixture
