@@ -173,9 +173,7 @@ def wanted_changes(
         try:
             reception.changes = Changes(owner.root, **offer)
         except OSError as error:
-            logger.warning(
-                "no memory for the changes to version %d (%s): it is taken whole", plan.version, error.strerror
-            )
+            logger.warning("no memory for changes (%s): version %d is taken whole", error.strerror, plan.version)
             reception.whole_wanted, reception.changes = True, None
     return reception.changes
 
@@ -190,9 +188,7 @@ def changes_to_send(plan: Plan, owner: SegmentOwner, rate: float | None) -> Chan
         try:
             return changes_between(owner.root, before, old, new, rate)
         except OSError as error:
-            logger.warning(
-                "no memory for the changes to version %d (%s): it is sent whole", plan.version, error.strerror
-            )
+            logger.warning("no memory for changes (%s): version %d is sent whole", error.strerror, plan.version)
             return None
 
 
