@@ -31,12 +31,17 @@ def extract_answer(response: str) -> str:
 def exact_match(response: str, answer: object) -> float:
     """1.0 if the answer extracted from the response is the row's answer, letter by letter; else 0.0.
 
+    Raises
+    ------
+    ValueError
+        The row has no answer.
+
     Example
     -------
     >>> exact_match("<answer>7</answer>", 7), exact_match("seven", "7")
     (1.0, 0.0)
     """
-    return float(extract_answer(response) == str(answer).strip())
+    return float(extract_answer(response) == _given(answer).strip())
 
 
 def math_equal(response: str, answer: object) -> float:
@@ -50,17 +55,24 @@ def math_equal(response: str, answer: object) -> float:
     UserError
         ``math-verify`` is not installed.
     ValueError
-        The row's own answer is no mathematics.
+        The row has no answer, or one that is no mathematics.
     """
     try:
         import math_verify
     except ImportError as error:
         raise UserError("math_equal needs the package math-verify; run: pip install math-verify") from error
-    gold = _expressions(str(answer), is_bare=True)
+    gold = _expressions(_given(answer), is_bare=True)
     if not gold:
         raise ValueError(f"the row's answer {answer!r} is no mathematical expression")
     found = _expressions(extract_answer(response), is_bare=_ANSWER.search(response) is not None)
     return float(math_verify.verify(gold, found, timeout_seconds=_seconds()))
+
+
+def _given(answer: object) -> str:
+    """A row's answer as text. None is no answer, and must not become the word."""
+    if answer is None:
+        raise ValueError("the row has no answer")
+    return str(answer)
 
 
 def _expressions(text: str, *, is_bare: bool) -> list[Any]:

@@ -10,8 +10,9 @@ import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
+from laminar.environments.described import described
 from laminar.environments.environment import Environment
-from laminar.environments.rewards import RewardError, as_score, described
+from laminar.environments.rewards import RewardError, as_score
 from laminar.trajectory import Prompt, Score
 
 __all__ = ["READY", "serve"]

@@ -163,3 +163,10 @@ def _check_prompts(url: str, column: str, rows: Iterable[dict[str, Any]]) -> Non
             )
         if not value.strip():
             raise UserError(f"data set {url}, row {number}: column '{column}' is empty; expected the prompt as text")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"data set {url}, row {number}: column '{column}' has half a character ({value[error.start]!r} at "
+                f"{error.start}); expected the prompt as text"
+            ) from error

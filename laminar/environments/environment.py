@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+from laminar.environments.described import described
 from laminar.environments.fingerprint import fingerprint
 from laminar.environments.pickling import dumps_by_value, is_installed, revive
-from laminar.errors import UserError
+from laminar.errors import LaminarError, UserError
 from laminar.trajectory import Prompt, Score
 
 __all__ = ["Environment", "Prompts"]
+
+T = TypeVar("T")
 
 
 class Environment(ABC):
@@ -91,18 +94,41 @@ class Environment(ABC):
         Raises
         ------
         UserError
-            There is no prompt, or scoring raised, hung or returned what no reward can be.
+            There is no prompt, it is none, or scoring raised, hung or returned what no reward can be.
         """
         from laminar.environments.scoring import Scorer
 
-        if len(self) == 0:
-            raise UserError(f"environment `{self.name}` has no prompts; expected at least one")
-        prompt = self.prompt(0)
+        prompt, responses = self._first()
         with Scorer(self, deadline=deadline) as scorer:
-            for response in self.trial_responses(prompt):
+            for response in responses:
                 score = scorer.score(prompt, response).result(timeout=scorer.longest)
                 if score.status in ("error", "timeout"):
                     raise UserError(f"{score.message} (tried on {prompt.id} with the response {response[:80]!r})")
+
+    def _first(self) -> tuple[Prompt, Sequence[str]]:
+        """The first prompt and answers to it, or a UserError that says what is wrong with them."""
+        if not isinstance(getattr(self, "name", None), str):
+            raise UserError(f"environment class `{type(self).__name__}` has no name; give it one: name = 'my_problems'")
+        if self._asked("len()", lambda: len(self)) == 0:
+            raise UserError(f"environment `{self.name}` has no prompts; expected at least one")
+        prompt = self._asked("prompt(0)", lambda: self.prompt(0))
+        if not isinstance(prompt, Prompt):
+            raise UserError(f"environment `{self.name}`: prompt(0) is a {type(prompt).__name__}; expected a Prompt")
+        for name, kind in (("id", str), ("text", str), ("row", dict)):
+            value = getattr(prompt, name)
+            if not isinstance(value, kind):
+                given, wanted = type(value).__name__, kind.__name__
+                raise UserError(f"environment `{self.name}`: prompt(0).{name} is a {given}; expected a {wanted}")
+        return prompt, self._asked("trial_responses()", lambda: self.trial_responses(prompt))
+
+    def _asked(self, what: str, call: Callable[[], T]) -> T:
+        """What a method of the user's own class gives; a UserError where it raises."""
+        try:
+            return call()
+        except LaminarError:
+            raise
+        except Exception as error:
+            raise UserError(f"environment `{self.name}`: {what} raised {described(error)}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         """The attributes that make this environment; what was computed from them stays behind."""

@@ -107,10 +107,10 @@ class ScoringProcess:
                 # Before it is reaped, so that the group's number cannot have been given to anybody else.
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait(_KILL_SECONDS)
+                with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it goes when it wakes up
+                    self._process.wait(_KILL_SECONDS)
                 self._is_alive = False
-        code = self._process.returncode
-        return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return _ending(self._process.returncode)
 
     def close(self) -> None:
         """Kill it and give back its file descriptors. Nobody may use it afterwards."""
@@ -120,3 +120,19 @@ class ScoringProcess:
             if self._lifeline >= 0:
                 os.close(self._lifeline)
                 self._lifeline = -1
+
+
+def _ending(code: int | None) -> str:
+    """How a process ended, from its return code.
+
+    Example
+    -------
+    >>> _ending(3), _ending(-9), _ending(-40), _ending(None)
+    ('exit code 3', 'killed by SIGKILL', 'killed by signal 40', 'killed, and not gone yet')
+    """
+    if code is None:
+        return "killed, and not gone yet"
+    if code >= 0:
+        return f"exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"killed by {known.get(-code, f'signal {-code}')}"

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from laminar.environments.answers import extract_answer
+from laminar.environments.described import described
 from laminar.environments.environment import Environment
 from laminar.environments.fingerprint import fingerprint
-from laminar.environments.rewards import as_score, described
+from laminar.environments.rewards import as_score
 from laminar.errors import UserError
 from laminar.suggest import did_you_mean, listed
 from laminar.trajectory import Prompt, Score

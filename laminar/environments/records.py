@@ -53,8 +53,9 @@ def _content(url: str) -> bytes:
         with fsspec.open(url, "rb") as file:
             return bytes(file.read())
     except FileNotFoundError as error:
-        raise UserError(f"data set {url}: no such file") from error
-    except (OSError, ValueError, ImportError) as error:
+        why = f" ({_one_line(error.__cause__)})" if error.__cause__ else ""  # of HTTP: what the server said
+        raise UserError(f"data set {url}: no such file{why}") from error
+    except Exception as error:  # drivers of remote stores raise errors of their own kinds
         raise UserError(f"data set {url} cannot be read: {_one_line(error)}") from error
 
 
@@ -64,7 +65,7 @@ def _parquet(content: bytes, url: str) -> list[dict[str, Any]]:
 
     try:
         return list(pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist())
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
         raise UserError(f"data set {url} is no valid Parquet file: {_one_line(error)}") from error
 
 
@@ -75,8 +76,11 @@ def _json(content: bytes, url: str) -> list[dict[str, Any]]:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise UserError(f"data set {url}, line {line}: not UTF-8 text ({error.reason})") from error
-    if url.endswith(".json") and text.lstrip().startswith("["):
-        return [_object(row, url, f"item {number}") for number, row in enumerate(_list(text, url), start=1)]
+    if url.endswith(".json"):
+        if text.lstrip().startswith("["):
+            return [_object(row, url, f"item {number}") for number, row in enumerate(_list(text, url), start=1)]
+        if _is_one_object(text):
+            raise UserError(f"data set {url} is one JSON object; expected a list of objects, or an object on each line")
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
     return [_object(_line(line, url, number), url, f"line {number}") for number, line in lines]
 
@@ -86,6 +90,18 @@ def _list(text: str, url: str) -> Iterable[Any]:
         return list(json.loads(text))
     except json.JSONDecodeError as error:
         raise UserError(f"data set {url}, line {error.lineno}: broken JSON ({error.msg})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"data set {url}: JSON that cannot be read ({_one_line(error)})") from error
+
+
+def _is_one_object(text: str) -> bool:
+    """Whether a text is one JSON object over several lines."""
+    if "\n" not in text.strip():
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _line(line: str, url: str, number: int) -> Any:
@@ -93,6 +109,8 @@ def _line(line: str, url: str, number: int) -> Any:
         return json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"data set {url}, line {number}: broken JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"data set {url}, line {number}: JSON that cannot be read ({_one_line(error)})") from error
 
 
 def _object(value: Any, url: str, place: str) -> dict[str, Any]:

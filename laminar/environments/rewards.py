@@ -6,19 +6,17 @@ import functools
 import inspect
 import math
 import numbers
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from laminar.environments.described import described
 from laminar.environments.pickling import dumps_by_value, is_installed, revive
 from laminar.errors import UserError
 from laminar.suggest import did_you_mean, listed
 from laminar.trajectory import Prompt, Score
 
-__all__ = ["RewardError", "RewardFunction", "as_score", "described"]
+__all__ = ["RewardError", "RewardFunction", "as_score"]
 
 _EXPECTED = "a number, None to skip the row, or a dict of named numbers"
 _EXPECTED_LIST = "a list of one number or None (it was called with one completion)"
@@ -65,6 +63,8 @@ class RewardFunction:
             self._signature = inspect.signature(function)
         except ValueError as error:
             raise UserError(f"{self.label} has no signature; wrap it: lambda response, answer: ...") from error
+        if [parameter.kind for parameter in self._signature.parameters.values()] == [inspect.Parameter.VAR_POSITIONAL]:
+            raise UserError(f"{self.label} takes *args alone; name what it is given: lambda response, answer: ...")
 
     @property
     def is_batched(self) -> bool:
@@ -120,10 +120,10 @@ class RewardFunction:
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 named |= {key: value for key, value in values.items() if key not in self._signature.parameters}
+            elif parameter.kind is parameter.POSITIONAL_ONLY:
+                positional.append(values.get(name, parameter.default))
             elif name not in values or parameter.kind is parameter.VAR_POSITIONAL:
                 continue
-            elif parameter.kind is parameter.POSITIONAL_ONLY:
-                positional.append(values[name])
             else:
                 named[name] = values[name]
         return positional, named
@@ -183,27 +183,6 @@ def as_score(result: object, label: str) -> Score:
         parts = {str(name): _number(value, label, f" under '{name}'") for name, value in result.items()}
         return Score(reward=_number(sum(parts.values()), label, " as the sum"), parts=parts)
     return Score(reward=_number(result, label, ""))
-
-
-def described(error: BaseException) -> str:
-    """An exception in one line, with the innermost place in the user's own code that it came from.
-
-    The function and not the file: code that travelled by value has forgotten its file.
-
-    Example
-    -------
-    >>> described(KeyError("x"))
-    "KeyError: 'x'"
-    """
-    text = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(Path(frame.filename))]
-    return f"{text} (in {frames[-1].name}, line {frames[-1].lineno})" if frames else text
-
-
-def _is_users(file: Path) -> bool:
-    """Whether a file is neither Python's, nor an installed package's, nor ours."""
-    installed = (Path(sysconfig.get_paths()["stdlib"]), Path(__file__).parents[1])
-    return "site-packages" not in file.parts and not any(file.is_relative_to(folder) for folder in installed)
 
 
 def _checked(score: Score, label: str) -> Score:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import cloudpickle
 
+from laminar.environments.described import described
 from laminar.environments.environment import Environment
 from laminar.environments.process import ScoringProcess
-from laminar.environments.rewards import described
 from laminar.errors import UserError
 from laminar.trajectory import Prompt, Score, ScoreStatus
 
@@ -117,10 +117,14 @@ class Scorer:
         while (call := self._calls.get()) is not None:
             if not call.future.set_running_or_notify_cancel():
                 continue
-            if isinstance(process, str) or not process.is_ready():
-                self._discard(process)
-                process = self._start()
-            call.future.set_result(self._answer(process, call))
+            try:
+                if isinstance(process, str) or not process.is_ready():
+                    self._discard(process)
+                    process = self._start()
+                score = self._answer(process, call)
+            except Exception as error:  # noqa: BLE001  somebody waits for the future: it must not stay open
+                score = Score(reward=None, status="error", message=f"{self._label}: {described(error)}")
+            call.future.set_result(score)
         self._discard(process)
 
     def _answer(self, process: ScoringProcess | str, call: _Call) -> Score:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -56,6 +57,12 @@ def test_mathematics_is_compared_the_same_off_the_main_thread() -> None:
     with ThreadPoolExecutor(1) as thread:
         scores = [thread.submit(math_equal, response, answer).result(timeout=30) for response, answer, _ in CASES]
     assert scores == [reward for *_, reward in CASES]
+
+
+@pytest.mark.parametrize("reward", [exact_match, math_equal])
+def test_a_row_without_an_answer_is_not_silently_zero(reward: Callable[..., float]) -> None:
+    with pytest.raises(ValueError, match="the row has no answer"):
+        reward("None", None)
 
 
 def test_an_answer_that_is_no_mathematics_is_not_silently_zero() -> None:

@@ -114,6 +114,9 @@ def test_an_unknown_parameter_of_the_reward_is_told_before_it_is_called(tmp_path
             "row 1: column 'prompt' holds a list; expected",
         ),
         ([{"prompt": "  ", "answer": 1}], "row 1: column 'prompt' is empty; expected"),
+        (['{"prompt": "ab\\ud800", "answer": 1}'], r"row 1: column 'prompt' has half a character \('\\ud800' at 2\)"),
+        (['{"prompt": "a", "answer": ' + "[" * 100_000], r"line 1: JSON that cannot be read \(maximum recursion"),
+        (['{"prompt": "a", "answer": ' + "1" * 5000 + "}"], r"line 1: JSON that cannot be read \(Exceeds the limit"),
     ],
 )
 def test_a_broken_file_is_told_with_the_place(tmp_path: Path, lines: list[object], message: str) -> None:
@@ -129,8 +132,39 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert "is no valid Parquet file" in fails(dataset(tmp_path / "b.parquet"))
     (tmp_path / "c.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}')
     assert "line 2: not UTF-8 text" in fails(dataset(tmp_path / "c.jsonl"))
+    (tmp_path / "one.json").write_text(json.dumps({"data": ROWS}, indent=1))
+    assert "one.json is one JSON object; expected a list of objects, or" in fails(dataset(tmp_path / "one.json"))
     (tmp_path / "d.json").write_text('[{"prompt": "a"},\n{"prompt" "b"}]')
     assert "line 2: broken JSON" in fails(dataset(tmp_path / "d.json"))
+
+
+def test_parquet_that_python_cannot_hold_is_told(tmp_path: Path) -> None:
+    half = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe"))
+    far = pa.array([2**62], pa.timestamp("us"))
+    for column, message in ((half, "can't decode byte 0xff"), (far, "date value out of range")):
+        pq.write_table(pa.table({"prompt": ["a"], "answer": column}), tmp_path / "a.parquet")
+        assert message in fails(dataset(tmp_path / "a.parquet"))
+
+
+def test_nested_columns_of_parquet_reach_the_reward_as_they_are(tmp_path: Path) -> None:
+    row = {"prompt": "a", "answer": {"steps": [1, 2], "unit": {"name": "m"}}, "raw": b"\xff", "sums": [1.5, None]}
+    found = dataset(
+        parquet(tmp_path, [row]), reward=lambda answer, row: answer["steps"][1] + (row["sums"] == [1.5, None])
+    )
+    found.check()
+    assert found.prompt(0).row == row
+    assert found.score(found.prompt(0), "").reward == 3.0
+
+
+def test_what_the_driver_of_a_remote_store_raises_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoCredentials(Exception):
+        """As botocore has it: no OSError."""
+
+    def cannot(*args: object, **options: object) -> None:
+        raise NoCredentials("no credentials\nfound")
+
+    monkeypatch.setattr("fsspec.open", cannot)
+    assert fails(dataset("s3://lab/a.jsonl")).endswith("s3://lab/a.jsonl cannot be read: no credentials found")
 
 
 def test_an_unknown_kind_of_file_is_refused_at_once(tmp_path: Path) -> None:

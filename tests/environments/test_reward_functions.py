@@ -48,6 +48,9 @@ def test_a_reward_may_take_positional_default_and_keyword_parameters() -> None:
     def positional(response, answer, /, weight=2.0):  # type: ignore[no-untyped-def]
         return weight * (response == answer)
 
+    def last(weight=2.0, answer="", /):  # type: ignore[no-untyped-def]
+        return weight * (answer == "5")
+
     def keywords(response, **columns):  # type: ignore[no-untyped-def]
         return float(response == columns["solution"] and columns["level"] == 2)
 
@@ -57,6 +60,7 @@ def test_a_reward_may_take_positional_default_and_keyword_parameters() -> None:
 
     assert scored(positional).reward == 2.0
     assert scored(keywords).reward == 1.0
+    assert scored(last).reward == 2.0
     assert scored(functools.partial(positional, weight=3.0)).reward == 3.0
     assert scored(Judge()).reward == 1.0
     assert scored(lambda response, answer: response == answer, "6").reward == 0.0
@@ -152,6 +156,18 @@ def test_a_reward_that_raises_is_named_with_the_line_that_raised() -> None:
         scored(my_reward)
 
 
+def test_an_exception_without_a_text_is_named_all_the_same() -> None:
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def my_reward(response: str) -> float:
+        raise Speechless
+
+    with pytest.raises(RewardError, match=r"`my_reward` raised Speechless: \(its text cannot be had\) \(in my_reward"):
+        scored(my_reward)
+
+
 def test_an_unknown_parameter_is_told_with_the_valid_names() -> None:
     def check(function: Callable[..., object]) -> None:
         RewardFunction(function, answer="solution").check_parameters(PROMPT.row)
@@ -175,6 +191,8 @@ def test_a_function_that_cannot_be_called_is_refused_at_once() -> None:
         RewardFunction(later, answer="answer")
     with pytest.raises(UserError, match="reward `Later` is async"):
         RewardFunction(Later(), answer="answer")
+    with pytest.raises(UserError, match=r"takes \*args alone; name what it is given"):
+        RewardFunction(lambda *args: 1.0, answer="answer")
     with pytest.raises(UserError, match="is not a function"):
         RewardFunction("exact", answer="answer")  # type: ignore[arg-type]
 

