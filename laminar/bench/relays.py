@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from laminar.bench.relay_process import Setting, serve
 from laminar.weights.chain import Member, Plan, chunk_bytes
 from laminar.weights.forward import PROGRESS_DEADLINE, Report
 from laminar.weights.layout import Layout, TensorSpec
+from laminar.weights.scratch import scratch
 
 __all__ = ["RelayProcess", "bytes_layout", "chain_of", "relay_processes"]
 
@@ -111,19 +109,18 @@ def relay_processes(
     hosts, namespaces
         For each relay the address to listen on and the network namespace to be in; none: all on loopback.
     """
-    base = Path("/dev/shm") / f"bench-relays-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     relays: list[RelayProcess] = []
-    try:
-        for index in range(count):
-            host = hosts[index] if hosts else "127.0.0.1"
-            namespace = namespaces[index] if namespaces else None
-            setting = Setting(base / f"laminar-host{index}", transport, host, namespace, progress_deadline)
-            relays.append(RelayProcess(index, setting))
-        yield relays, [relay.started() for relay in relays]
-    finally:
-        for relay in relays:
-            relay.end()
-        shutil.rmtree(base, ignore_errors=True)
+    with scratch("bench-relays") as base:
+        try:
+            for index in range(count):
+                host = hosts[index] if hosts else "127.0.0.1"
+                namespace = namespaces[index] if namespaces else None
+                setting = Setting(base / f"laminar-host{index}", transport, host, namespace, progress_deadline)
+                relays.append(RelayProcess(index, setting))
+            yield relays, [relay.started() for relay in relays]
+        finally:
+            for relay in relays:
+                relay.end()
 
 
 def chain_of(members: Sequence[Member], version: int, nbytes: int, *, epoch: int = 1, chunk: int = 0) -> Plan:

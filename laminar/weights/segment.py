@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from pathlib import Path
 
 from laminar.errors import LaminarError
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 PREFIX = "laminar-"
+SCRATCH_LOCK = "scratch.lock"
+"""In a folder that is no run's (``scratch``): its process holds it while it lives."""
 MAGIC = int.from_bytes(b"LAMINAR1", "little")
 PAGE = 4096
 STAGED, PUBLISHED, PARTIAL = 1, 2, 3
@@ -173,6 +176,15 @@ def sweep(folder: Path = Path("/dev/shm")) -> list[str]:
 
 def _remove_if_dead(root: Path) -> bool:
     with contextlib.ExitStack() as locks:
+        if (root / SCRATCH_LOCK).exists():
+            fd = try_lock(root / SCRATCH_LOCK, EXCLUSIVE)
+            if fd is None:
+                return False
+            locks.callback(release, fd)
+            if any(in_use(inside) for inside in root.glob(f"{PREFIX}*")):
+                return False  # a relay that the dead process started
+            shutil.rmtree(root, ignore_errors=True)
+            return True
         for name in ("users.lock", "owner.lock"):
             if not (root / name).exists():
                 continue  # killed in the middle of making or removing the folder
