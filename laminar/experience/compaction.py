@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
-import pyarrow as pa
-
 from laminar.experience.segment_files import SegmentFile
 from laminar.experience.segments import Segments
 
@@ -27,7 +25,7 @@ class Compactor:
     after
         Number of segments that become one part.
     moved
-        Told of each part and the first column of its rows, before the files that it covers are deleted.
+        Told of each part, before the files that it covers are deleted.
     executor
         Where it runs.
     """
@@ -35,7 +33,7 @@ class Compactor:
     def __init__(
         self,
         after: int,
-        moved: Callable[[Segments, SegmentFile, pa.ChunkedArray], None],
+        moved: Callable[[Segments, SegmentFile], None],
         executor: Executor | None = None,
     ) -> None:
         self._after = after
@@ -55,13 +53,13 @@ class Compactor:
 
     def _compact(self, segments: Segments, count: int) -> None:
         try:
-            part, names = segments.compact(count)
-            self._moved(segments, part, names)
+            part = segments.compact(count)
+            self._moved(segments, part)
             segments.forget(count)
             segments.forget_covered(part)
             while merged := segments.merge():
-                self._moved(segments, *merged)
-                segments.forget_covered(merged[0])
+                self._moved(segments, merged)
+                segments.forget_covered(merged)
         except Exception as error:  # noqa: BLE001  (a thread's boundary: the files still hold every row)
             log.warning("%s: compaction failed and will be tried again: %s", segments.store.url, error)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 __all__ = ["FACTS", "LEASED", "READY", "Event", "Group", "Life", "Row", "State"]
 
 State = Literal["ready", "leased", "trained", "evicted"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What the rules need to know of a trajectory: columns of the schema. ``drop_reason`` says why no reward."""
 
     trajectory_id: str
@@ -30,7 +29,7 @@ class Row:
         return self.drop_reason is None
 
 
-FACTS: Final = list(Row.__slots__)
+FACTS: Final = list(Row._fields)
 """The columns that the index keeps, in the order of ``Row``'s fields."""
 
 

@@ -61,20 +61,29 @@ class Index:
         self._states: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
 
-    def check(self, rows: Iterable[Row]) -> None:
-        """Raise ValueError if a new row contradicts its group: another ``group_size``, or a ``sample`` out of
-        range or there already under another id."""
-        self._joined(rows)
+    def check(self, rows: Iterable[Row]) -> list[Group]:
+        """The groups of new rows as they will be with them. ValueError if a row contradicts its group: another
+        ``group_size``, or a ``sample`` out of range or there already under another id."""
+        return self._joined(rows)
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Take up rows that are on disk, all or none. One whose id is known is ignored. ValueError as in
-        :meth:`check`."""
+    def add(self, rows: Iterable[Row], groups: Sequence[Group] | None = None) -> None:
+        """Take up rows that are on disk, all or none. One whose id is known is ignored.
+
+        Parameters
+        ----------
+        groups
+            What :meth:`check` has just said of the same rows, all of them new; else it is asked: ValueError as there.
+        """
         fresh = {row.trajectory_id: row for row in rows if row.trajectory_id not in self.rows}
-        groups = self._joined(fresh.values())
+        groups = self._joined(fresh.values()) if groups is None else groups
+        self.rows |= fresh
+        self._life |= dict.fromkeys(fresh, READY)
+        self._states[READY.state] += len(fresh)
         for name, row in fresh.items():
-            self.rows[name] = row
-            self._life[name] = life = READY if row.drop_reason is None else self._dropped(row.drop_reason)
-            self._count(life, 1, dropped=row.drop_reason is not None)
+            if row.drop_reason is not None:
+                self._life[name] = life = self._dropped(row.drop_reason)
+                self._count(READY, -1)
+                self._count(life, 1, dropped=True)
         for group in groups:
             self.groups[group.id] = group
             self._completed += group.completed is not None

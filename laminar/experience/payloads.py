@@ -1,9 +1,14 @@
-"""Where each row is, and the newest rows in memory up to a byte budget; older ones come from files again."""
+"""Where each row is, and the newest rows in memory up to a byte budget; older ones come from files again.
+
+Rows are numbered in the order in which they were appended. A part holds the rows of the files that it covers in
+that same order, so a row's number stays, and a compaction only changes which file holds a span of them.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -28,50 +33,46 @@ class Payloads:
     def __init__(self, segments: Segments, memory_bytes: int) -> None:
         self._segments = segments
         self._memory_bytes = memory_bytes
-        self._where: dict[str, tuple[SegmentFile, int]] = {}
+        self._number: dict[str, int] = {}
+        self._rows = 0
+        self._files: list[SegmentFile] = []
+        self._starts: list[int] = []  # of each file, the number of its first row
         self._kept: OrderedDict[SegmentFile, tuple[pa.Table, int]] = OrderedDict()
         self.nbytes = 0
 
     def locate(self, file: SegmentFile, trajectory_ids: Sequence[str]) -> None:
-        """Note that a file holds these rows, in this order."""
-        for offset, name in enumerate(trajectory_ids):
-            self._where[name] = (file, offset)
+        """Note that the next file holds these rows, in this order."""
+        self._files.append(file)
+        self._starts.append(self._rows)
+        end = self._rows + len(trajectory_ids)
+        self._number.update(zip(trajectory_ids, range(self._rows, end), strict=True))
+        self._rows = end
 
     def keep(self, file: SegmentFile, table: pa.Table) -> None:
         """Keep a file's rows in memory as its newest, and let go of the oldest beyond the budget."""
-        size = table.nbytes
+        size = table.get_total_buffer_size()
         self._kept[file] = (table, size)
         self.nbytes += size
         while self.nbytes > self._memory_bytes:
             self._release(next(iter(self._kept)))
 
-    def compacted(self, part: SegmentFile, trajectory_ids: Sequence[str]) -> None:
-        """A part with these rows took the place of files. It is kept if all of them were."""
-        self.locate(part, trajectory_ids)
-        files = [file for file in self._kept if part.first <= file.first <= part.last]
-        tables = [self._kept[file][0] for file in files]
+    def compacted(self, part: SegmentFile) -> None:
+        """A part took the place of the files that it covers. It is kept if all of them were."""
+        first = bisect_left(self._files, part.first, key=lambda file: file.first)
+        end = bisect_right(self._files, part.last, key=lambda file: file.last)
+        files = self._files[first:end]
+        tables = [self._kept[file][0] for file in files if file in self._kept]
         for file in files:
-            self._release(file)
-        if sum(table.num_rows for table in tables) == len(trajectory_ids):
+            if file in self._kept:
+                self._release(file)
+        self._files[first:end], self._starts[first:end] = [part], [self._starts[first]]
+        if len(tables) == len(files):
             self.keep(part, pa.concat_tables(tables))
             self._kept.move_to_end(part, last=False)
 
     def gather(self, trajectory_ids: Sequence[str]) -> pa.Table:
         """The rows in the order asked for, in one chunk. KeyError for a row that never came."""
-        runs: list[tuple[SegmentFile, int, int]] = []
-        file, start, end = None, 0, 0
-        for name in trajectory_ids:
-            here, offset = self._where[name]
-            if here is not file or offset != end:
-                if file is not None:
-                    runs.append((file, start, end - start))
-                file, start = here, offset
-            end = offset + 1
-        assert file is not None, "no rows asked for"
-        runs.append((file, start, end - start))
-        return self._gather(runs)
-
-    def _gather(self, runs: Sequence[tuple[SegmentFile, int, int]]) -> pa.Table:
+        runs = list(self._runs([self._number[name] for name in trajectory_ids]))
         wanted: dict[SegmentFile, list[tuple[int, int]]] = {}
         for file, start, count in runs:
             wanted.setdefault(file, []).append((start, count))
@@ -86,6 +87,20 @@ class Payloads:
                 at[file] = (len(tables), {offset: place for place, offset in enumerate(offsets)})
                 tables.append(self._segments.read_rows(file, offsets))
         return gather(tables, [(at[file][0], at[file][1][start], count) for file, start, count in runs])
+
+    def _runs(self, numbers: Sequence[int]) -> Iterator[tuple[SegmentFile, int, int]]:
+        """``(file, start, count)``: rows that follow each other, in the order asked for."""
+        begin = 0
+        while begin < len(numbers):
+            first = numbers[begin]
+            place = bisect_right(self._starts, first) - 1
+            start = self._starts[place]
+            stop = self._starts[place + 1] if place + 1 < len(self._starts) else self._rows
+            end = begin + 1
+            while end < len(numbers) and numbers[end] == numbers[end - 1] + 1 < stop:
+                end += 1
+            yield self._files[place], first - start, end - begin
+            begin = end
 
     def _release(self, file: SegmentFile) -> None:
         self.nbytes -= self._kept.pop(file)[1]

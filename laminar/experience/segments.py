@@ -54,6 +54,7 @@ class Segments:
         self._epoch = ""
         self._check: Callable[[], None] = lambda: None
         self._next = 1
+        self._failed = 0
         self._loose: list[SegmentFile] = []
         self._parts: list[tuple[SegmentFile, int]] = []
         self._scalars = [field.name for field in schema if not pa.types.is_nested(field.type)]
@@ -146,15 +147,18 @@ class Segments:
         Raises
         ------
         StoreError
-            It could not be written; the next append takes the same number.
+            It could not be written; the next append takes the same number. It counts instead of this one, also if
+            the store takes that up after all: a remote one may do so long after it was given up on.
         LaminarError
             A later owner has taken the folder over. What was written is void.
         """
         self._check()
-        file = SegmentFile(self._next, self._next, epoch=self._epoch)
+        file = SegmentFile(self._next, self._next, epoch=self._epoch + (f"-{self._failed:03d}" if self._failed else ""))
+        self._failed += 1
         with self.store.writing(self.path(file)) as sink, pa.ipc.new_file(sink, self.schema) as writer:
             writer.write_batch(batch)
         self._check()
+        self._failed = 0
         self._next += 1
         self._loose.append(file)
         return file
@@ -164,13 +168,8 @@ class Segments:
         """How many segments are in no part yet."""
         return len(self._loose)
 
-    def compact(self, count: int) -> tuple[SegmentFile, pa.ChunkedArray]:
-        """Write the oldest ``count`` segments as one part. May run beside ``append``; then ``forget`` them.
-
-        Returns
-        -------
-        The part, and the first column of its rows.
-        """
+    def compact(self, count: int) -> SegmentFile:
+        """Write the oldest ``count`` segments as one part. May run beside ``append``; then ``forget`` them."""
         files = self._loose[:count]
         return self._write_part(files, (self.read(file) for file in files))
 
@@ -181,7 +180,7 @@ class Segments:
         del self._loose[:count]
         self.store.delete(self.path(file) for file in files)
 
-    def merge(self) -> tuple[SegmentFile, pa.ChunkedArray] | None:
+    def merge(self) -> SegmentFile | None:
         """Write the newest parts as one, if so many are of about one size; then ``forget_covered``."""
         count = merge_due([size for _, size in self._parts], fan=_FAN, cap=_PART_BYTES)
         if not count:
@@ -197,29 +196,22 @@ class Segments:
         self._parts = [(file, size) for file, size in self._parts if file not in gone]
         self.store.delete(self.path(file) for file in gone)
 
-    def _write_part(
-        self, files: Sequence[SegmentFile], tables: Iterator[pa.Table]
-    ) -> tuple[SegmentFile, pa.ChunkedArray]:
+    def _write_part(self, files: Sequence[SegmentFile], tables: Iterator[pa.Table]) -> SegmentFile:
         """Write tables one after another, in row groups of a bounded size."""
         part = SegmentFile(files[0].first, files[-1].last, part=True)
-        names: list[pa.ChunkedArray] = []
         waiting: list[pa.Table] = []
+        size = 0
         with self._part_writer(part) as writer:
             for table in tables:
-                names.append(table.column(0))
                 waiting.append(table)
-                if sum(held.nbytes for held in waiting) >= _ROW_GROUP_BYTES:
-                    self._write_rows(writer, waiting)
-                    waiting = []
+                size += table.nbytes
+                if size >= _ROW_GROUP_BYTES:
+                    _write_rows(writer, waiting, size)
+                    waiting, size = [], 0
             if waiting:
-                self._write_rows(writer, waiting)
+                _write_rows(writer, waiting, size)
         self._parts.append((part, self.store.size(self.path(part))))
-        return part, pa.chunked_array([chunk for name in names for chunk in name.chunks], self.schema[0].type)
-
-    def _write_rows(self, writer: Any, tables: list[pa.Table]) -> None:
-        table = pa.concat_tables(tables)
-        per_row = max(1, table.nbytes // max(1, table.num_rows))
-        writer.write_table(table, row_group_size=max(1, 2 * _ROW_GROUP_BYTES // per_row))
+        return part
 
     @contextmanager
     def _part_writer(self, part: SegmentFile) -> Iterator[Any]:
@@ -259,3 +251,9 @@ class Segments:
         log.warning(note)
         self.store.rename(self.path(file), f"{self.path(file)}.torn")
         self._next = file.first
+
+
+def _write_rows(writer: Any, tables: list[pa.Table], nbytes: int) -> None:
+    table = pa.concat_tables(tables)
+    per_row = max(1, nbytes // max(1, table.num_rows))
+    writer.write_table(table, row_group_size=max(1, 2 * _ROW_GROUP_BYTES // per_row))

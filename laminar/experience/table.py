@@ -133,8 +133,9 @@ class ExperienceTable:
         with self._lock:
             batch, rows = self._new_rows(batch)
             if rows:
+                groups = self._index.check(rows)
                 file = self._rows.append(batch)
-                self._index.add(rows)
+                self._index.add(rows, groups)
                 self._payloads.locate(file, [row.trajectory_id for row in rows])
                 self._payloads.keep(file, pa.Table.from_batches([batch]))
                 self._compactor.look(self._rows)
@@ -292,11 +293,10 @@ class ExperienceTable:
         for place, row in enumerate(rows):
             if row.trajectory_id not in self._index.rows:
                 fresh.setdefault(row.trajectory_id, place)
-        mine = [rows[place] for place in fresh.values()]
-        self._index.check(mine)
-        if len(mine) < len(rows):
+        if len(fresh) < len(rows):
+            rows = [rows[place] for place in fresh.values()]
             batch = batch.take(pa.array(list(fresh.values()), pa.int64()))
-        return batch, mine
+        return batch, rows
 
     def _record(self, events: Sequence[Event]) -> None:
         """Write events to the life log, then let them happen."""
@@ -348,13 +348,13 @@ class ExperienceTable:
         self._index.apply([Event(name, life) for name, life in known])
         self._record(self._index.verdicts())
 
-    def _moved(self, segments: Segments, part: SegmentFile, names: pa.ChunkedArray) -> None:
+    def _moved(self, segments: Segments, part: SegmentFile) -> None:
         if segments is self._rows:
             with self._lock:
-                self._payloads.compacted(part, names.to_pylist())
+                self._payloads.compacted(part)
 
 
 def _facts(table: Any) -> list[Row]:
     columns = [table.column(name).to_pylist() for name in FACTS]
     columns[1] = [sys.intern(name) for name in columns[1]]  # one string a group, not one a row
-    return [Row(*values) for values in zip(*columns, strict=True)]
+    return list(map(Row._make, zip(*columns, strict=True)))

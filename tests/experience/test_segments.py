@@ -37,8 +37,8 @@ def test_rows_are_found_again_in_order_across_compactions(url: str) -> None:
     segments, _ = opened(url)
     for n in range(5):
         segments.append(batch(n))
-    part, numbers = segments.compact(3)
-    assert (part.first, part.last, numbers.to_pylist()) == (1, 3, [0, 1, 2])
+    part = segments.compact(3)
+    assert (part.first, part.last) == (1, 3)
     segments.forget(3)
     segments.append(batch(5))
     again, rows = opened(url)
@@ -112,7 +112,7 @@ def test_single_rows_are_read_from_segments_and_from_parts(url: str) -> None:
     first = segments.append(batch(*numbers))
     second = segments.append(batch(*range(1000, 1010)))
     assert segments.read_rows(second, [9, 0])["n"].to_pylist() == [1009, 1000]
-    part, _ = segments.compact(2)
+    part = segments.compact(2)
     wanted = [1009, 3, 255, 256, 700, 3]
     assert segments.read_rows(part, wanted)["n"].to_pylist() == wanted
     assert segments.read(first).num_rows == 1000
@@ -156,12 +156,11 @@ def test_parts_of_one_size_are_merged_and_every_row_is_there_in_order(url: str) 
     segments, _ = opened(url)
     for n in range(20):
         segments.append(batch(n))
-        _, names = segments.compact(1)
-        assert names.to_pylist() == [n]
+        segments.compact(1)
         segments.forget(1)
         while merged := segments.merge():
             assert opened(url)[1] == list(range(n + 1))  # as after a crash before the files it covers are deleted
-            segments.forget_covered(merged[0])
+            segments.forget_covered(merged)
     assert opened(url)[1] == list(range(20))
     assert 2 <= len(segments.files()) <= 6
 
