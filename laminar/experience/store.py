@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import fsspec
 import pyarrow as pa
+from fsspec.asyn import AsyncFileSystem, sync
+from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
 
 from laminar.errors import LaminarError, UserError
@@ -20,6 +22,13 @@ _PUT_IS_ATOMIC: Final = {"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "a
 """Object stores: a name shows up once all of it is there. Elsewhere a temporary name is moved into place."""
 
 _TEMPORARY: Final = ".tmp"
+_BUFFER_BYTES: Final = 1 << 20
+"""Arrow writes a file in many small pieces: they are gathered up to so many bytes; larger ones go as they are."""
+
+ANSWER_SECONDS: float = 60.0
+"""After which a remote store is given up on, whatever timeouts its driver has: a driver's may miss a hung request."""
+_LEAST_BYTES_PER_SECOND: Final = 1 << 20
+"""A large file has longer to be written."""
 
 
 class StoreError(LaminarError):
@@ -63,7 +72,7 @@ class Store:
         with self._naming("write to", UserError, "give a store that can be written"):
             if not self._atomic_put:  # object stores have no folders, and some drivers would make the bucket
                 for folder in folders:
-                    self.fs.makedirs(self.path(folder), exist_ok=True)
+                    self._ask("makedirs", self.path(folder), exist_ok=True)
             self._put("format.json", pa.py_buffer(b'{"format": 1}\n'))
 
     def path(self, name: str) -> str:
@@ -102,12 +111,12 @@ class Store:
                 if Path(self.path(name)).stat().st_size == 0:
                     return pa.py_buffer(b"")
                 return pa.memory_map(self.path(name)).read_buffer()
-            return pa.py_buffer(self.fs.cat_file(self.path(name)))
+            return pa.py_buffer(self._ask("cat_file", self.path(name)))
 
     def exists(self, name: str) -> bool:
         """Whether a file is there."""
         with self._naming("read from", StoreError, "try again when it can be reached"):
-            return bool(self.fs.exists(self.path(name)))
+            return bool(self._ask("exists", self.path(name)))
 
     def names(self, folder: str) -> list[str]:
         """The files in a folder, sorted, without half-written ones. Empty if there is no such folder."""
@@ -116,21 +125,21 @@ class Store:
     def size(self, name: str) -> int:
         """A file's bytes."""
         with self._naming("read from", StoreError, "try again when it can be reached"):
-            return int(self.fs.size(self.path(name)))
+            return int(self._ask("size", self.path(name)))
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove files; those already gone are no error."""
         with self._naming("delete from", StoreError, "nothing is lost; resume when it can be written again"):
             for name in names:
                 try:
-                    self.fs.rm_file(self.path(name))
+                    self._ask("rm_file", self.path(name))
                 except FileNotFoundError:
                     continue
 
     def rename(self, name: str, new: str) -> None:
         """Give a file another name in this store."""
         with self._naming("rename in", StoreError, "resume when it can be written again"):
-            self.fs.mv(self.path(name), self.path(new))
+            self._ask("mv", self.path(name), self.path(new))
 
     def sweep(self, folder: str) -> None:
         """Remove what writers that died left half-written in a folder. For the owner only."""
@@ -145,7 +154,7 @@ class Store:
                     return []
             self.fs.invalidate_cache()
             try:
-                found = self.fs.ls(self.path(folder), detail=False)
+                found = self._ask("ls", self.path(folder), detail=False)
             except FileNotFoundError:
                 return []
             return sorted(path.rsplit("/", 1)[-1] for path in found if not path.endswith("/"))
@@ -156,10 +165,21 @@ class Store:
             with _writing_durably(Path(path)) as sink:
                 sink.write(data)
         elif self._atomic_put:
-            self.fs.pipe_file(path, data.to_pybytes())
+            self._ask("pipe_file", path, data.to_pybytes(), extra_seconds=data.size / _LEAST_BYTES_PER_SECOND)
         else:
-            self.fs.pipe_file(path + _TEMPORARY, data.to_pybytes())
-            self.fs.mv(path + _TEMPORARY, path)
+            self._ask("pipe_file", path + _TEMPORARY, data.to_pybytes())
+            self._ask("mv", path + _TEMPORARY, path)
+
+    def _ask(self, method: str, *arguments: Any, extra_seconds: float = 0.0, **options: Any) -> Any:
+        """Call the driver; a remote one that does not answer in time is a TimeoutError, and its request is dropped."""
+        work = getattr(self.fs, f"_{method}", None) if isinstance(self.fs, AsyncFileSystem) else None
+        if work is None:
+            return getattr(self.fs, method)(*arguments, **options)
+        seconds = ANSWER_SECONDS + extra_seconds
+        try:
+            return sync(self.fs.loop, work, *arguments, timeout=seconds, **options)
+        except FSTimeoutError as error:
+            raise TimeoutError(f"no answer within {seconds:.0f} s") from error
 
     @contextmanager
     def _naming(
@@ -178,10 +198,11 @@ class Store:
 def _writing_durably(path: Path) -> Iterator[Any]:
     """A file that is moved to ``path`` once all of it is on disk; then its name is on disk too."""
     temporary = path.with_name(path.name + _TEMPORARY)
-    with pa.OSFile(str(temporary), "wb") as sink:
-        yield sink
-        sink.flush()
-        os.fsync(sink.fileno())
+    with pa.OSFile(str(temporary), "wb") as file:
+        with pa.BufferedOutputStream(file, _BUFFER_BYTES) as sink:
+            yield sink
+            sink.flush()
+            os.fsync(file.fileno())
     temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -21,7 +21,16 @@ class Faults:
         self.stuck = threading.Event()
         self.stuck.set()
         self.stuck_for = 30.0
+        self.pass_others = False
+        """Whether requests that come from now on are served although earlier ones are stuck."""
         self.seen = 0
+        self._under_way = 0
+        self._changed = threading.Condition()
+
+    def wait_until_quiet(self, deadline: float) -> None:
+        """Returns once no request that writes is under way."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._under_way == 0, deadline), f"{self._under_way} under way"
 
     def wrap(self, app: Any) -> Any:
         """The application with the faults before it."""
@@ -29,14 +38,28 @@ class Faults:
         def faulty(environ: dict[str, Any], start: Any) -> Any:
             if environ["REQUEST_METHOD"] in ("PUT", "POST"):
                 self.seen += 1
-                self.stuck.wait(self.stuck_for)
-                if self.failing > 0:
-                    self.failing -= 1
-                    start("503 Slow Down", [("Content-Type", "text/xml"), ("Content-Length", "0")])
-                    return [b""]
+                with self._writing():
+                    if not self.pass_others:
+                        self.stuck.wait(self.stuck_for)
+                    if self.failing > 0:
+                        self.failing -= 1
+                        start("503 Slow Down", [("Content-Type", "text/xml"), ("Content-Length", "0")])
+                        return [b""]
+                    return app(environ, start)
             return app(environ, start)
 
         return faulty
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._changed:
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
 
 
 @contextmanager
