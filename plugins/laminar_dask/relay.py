@@ -22,7 +22,7 @@ from laminar.weights.layout import Layout
 from laminar.weights.node import RelayNode
 from laminar.weights.owner import SegmentOwner
 from laminar.weights.reader import WeightReader
-from laminar.weights.segment import host_label, segment_root, sweep
+from laminar.weights.segment import host_label, remove_segments, segment_root, sweep
 from laminar.weights.shards import Shard
 from laminar.weights.stand_in import StandIn
 from laminar.weights.transport import choose, open_transport, split_address
@@ -41,9 +41,9 @@ TOKEN_DEADLINE = 60.0
 class RelayPlugin(WorkerPlugin):
     """Owns the segment of one run on this host and its place in the chain, on a worker with the resource ``relay``.
 
-    A relay that was killed leaves its files, and the one that takes its place goes on with them. One that
-    ends in order removes them. On a worker with the resource ``trainer`` it is ready to send what a dead relay
-    left. On all others it does nothing.
+    A relay that was killed leaves its files, and the one that takes its place goes on with them (with none, where
+    they are damaged: the versions come from the others or from the trainer). One that ends in order removes them. On
+    a worker with the resource ``trainer`` it is ready to send what a dead relay left. On all others it does nothing.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class RelayPlugin(WorkerPlugin):
             worker.handlers["laminar_relay_stand_in"] = self.send_instead
         if not has_role(worker, "relay"):
             return
-        self.owner = await asyncio.to_thread(SegmentOwner, segment_root(self.run))
+        self.owner = await asyncio.to_thread(_take_up, segment_root(self.run))
         gone = await asyncio.to_thread(sweep)
         if gone:
             logger.info("removed the weights that dead runs left: %s", ", ".join(gone))
@@ -315,6 +315,16 @@ async def _own(worker: Worker, relay: str) -> str:
     """The relay of this worker's host, which shares its memory; the given one where nobody owns the chains."""
     found: Any = await worker.scheduler.laminar_chain_relay(host=_host(worker))
     return str(found) if found else relay
+
+
+def _take_up(root: Path) -> SegmentOwner:
+    """What the relay before has left, or an empty segment where that is damaged."""
+    try:
+        return SegmentOwner(root)
+    except LaminarError as error:
+        logger.error("the relay starts with nothing: %s", error)
+        remove_segments(root)  # whoever has it mapped keeps what is mapped
+        return SegmentOwner(root)
 
 
 def _host(worker: Worker) -> str:

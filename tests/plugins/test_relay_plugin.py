@@ -132,6 +132,20 @@ def test_a_relay_that_does_not_answer_is_named_with_the_deadline(run: str) -> No
     asyncio.run(scenario())
 
 
+async def come_back(nanny: Nanny, killed: str, trainer: Worker) -> dict[str, Any]:
+    """Wait for a killed relay to be there again; its status."""
+
+    async def restarted() -> dict[str, Any] | None:
+        if nanny.worker_address in (None, killed):
+            return None
+        try:
+            return await trainer.rpc(nanny.worker_address).laminar_relay_status()
+        except OSError:
+            return None  # registered, but its plugin is not yet set up
+
+    return dict(await until("the relay to come back", restarted))
+
+
 def test_a_relay_restarted_after_kill_9_serves_the_versions_it_had(run: str) -> None:
     async def scenario() -> None:
         async with cluster(run, Nanny) as (nanny, trainer, _):
@@ -143,21 +157,37 @@ def test_a_relay_restarted_after_kill_9_serves_the_versions_it_had(run: str) -> 
             os.kill(process, signal.SIGKILL)
             publisher.publish(5, tensors(5))  # nobody there: the files are enough
 
-            async def restarted() -> dict[str, Any] | None:
-                if nanny.worker_address in (None, killed):
-                    return None
-                try:
-                    return await trainer.rpc(nanny.worker_address).laminar_relay_status()
-                except OSError:
-                    return None  # registered, but its plugin is not yet set up
-
-            status = await until("the relay to come back", restarted)
+            status = await come_back(nanny, killed, trainer)
             assert (status["version"], list(status["held"])) == (4, [4])
             assert reader.held() == [4]
             await announce(trainer, nanny.worker_address, 5)
             with reader.pull() as pulled:
                 assert (pulled.version, pulled.tensors["a"][0].item()) == (5, 5.0)
         assert not segment_root(run).exists()
+
+    asyncio.run(scenario())
+
+
+def test_a_relay_that_finds_its_memory_damaged_starts_with_none_and_what_is_mapped_stays_served(run: str) -> None:
+    async def scenario() -> None:
+        async with cluster(run, Nanny) as (nanny, trainer, _):
+            await prepare(trainer, nanny.worker_address, LAYOUT)
+            publisher, reader = Publisher(segment_root(run)), WeightReader(segment_root(run))
+            publisher.publish(4, tensors(4))
+            await announce(trainer, nanny.worker_address, 4)
+            with reader.pull() as pulled:
+                (empty,) = [slot for slot in segment_root(run).glob("slot*") if slot.name == "slot2"]
+                killed, process = nanny.worker_address, nanny.process.pid
+                os.truncate(empty, 100)
+                os.kill(process, signal.SIGKILL)
+                status = await come_back(nanny, killed, trainer)
+                assert (status["version"], list(status["held"])) == (None, [])
+                assert pulled.tensors["a"][0].item() == 4.0
+            await prepare(trainer, nanny.worker_address, LAYOUT)
+            publisher.publish(5, tensors(5))
+            await announce(trainer, nanny.worker_address, 5)
+            with reader.pull() as pulled:
+                assert (pulled.version, pulled.tensors["a"][0].item()) == (5, 5.0)
 
     asyncio.run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from laminar.errors import LaminarError
 from laminar.weights import wire
+from laminar.weights.chain import Member, Plan
 from laminar.weights.layout import Layout
 from laminar.weights.mapping import Segment
 from laminar.weights.tcp import Tcp
@@ -117,6 +119,29 @@ def test_who_speaks_another_protocol_is_hung_up_on_with_one_line(
         assert stranger.recv(1) == b""
     assert why in caplog.text
     assert relay.owner.held() == [1]
+
+
+def test_a_member_that_is_no_relay_is_passed_over_with_one_line(host: Callable[..., Host]) -> None:
+    first, last = host(), host()
+    for each in (first, last):
+        each.owner.prepare(layout())
+    first.publish(1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stranger = Member("stranger", "here", f"tcp://127.0.0.1:{server.getsockname()[1]}")
+
+        def answer() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                accepted.recv(1 << 16)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        first.node.send(Plan(1, 1, (first.member, stranger, last.member), 1 << 18, 0, first.nbytes))
+        assert "is no relay: its first bytes are b'HTTP'" in first.said("lost").why
+        last.said("promoted")
+        thread.join(20)
+    assert last.owner.held() == [1]
 
 
 def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
