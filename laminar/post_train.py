@@ -1,4 +1,4 @@
-"""The streaming stage of a flow: ``post_train`` and ``evaluate``, their settings and what is checked beforehand.
+"""The streaming stage of a flow: ``post_train`` and ``evaluate``.
 
 Called inside an ``@lm.flow`` function they become nodes of its Dask graph; the conductor
 (``laminar_dask.conductor``) runs them on the cluster.
@@ -7,204 +7,19 @@ Called inside an ``@lm.flow`` function they become nodes of its Dask graph; the 
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from laminar.errors import UserError
-from laminar.experience.evictors import Evictor, capacity, equal_rewards, older_than
-from laminar.experience.samplers import Rules, named
 from laminar.flow.context import RunContext
 from laminar.flow.store import RunFolder
 from laminar.flow.trace import stage
-from laminar.rollout.emulation import is_emulated
-from laminar.schedules import backlog_limit
-from laminar.settings import Evaluation, Policy, Rollouts
-from laminar.trainer.config import GRPO, AdamW, UserConfig
+from laminar.settings import Evaluation, Policy
+from laminar.specs import EvaluateSpec, PostTrainSpec
+from laminar.trainer.config import UserConfig
 
 __all__ = ["EvaluateSpec", "PostTrainSpec", "evaluate", "post_train"]
 
 DATA = ("model", "environment", "evaluate_on")
 """The fields that may be results of other nodes."""
-CHECKED_PROMPTS = 512
-"""Prompts whose length is looked at before a model loads; a data set up to this size is checked whole."""
-
-
-class PostTrainSpec(UserConfig):
-    """Everything that ``post_train`` takes; sizes in trajectories."""
-
-    title = "post_train"
-
-    model: Any = Field(description="A Hugging Face checkpoint folder, or the Policy of an earlier stage.")
-    environment: Any = Field(description="Where prompts and rewards come from.")
-    algorithm: GRPO = Field(default_factory=GRPO, description="Loss and advantages.")
-    optimizer: AdamW = Field(default_factory=AdamW, description="Optimizer and its learning rate.")
-    rollouts: Rollouts = Field(default_factory=Rollouts, description="Replicas and sampling.")
-    steps: int = Field(ge=1, description="Optimizer steps (weight updates) to make.")
-    batch_size: int = Field(128, ge=1, description="Trajectories that one step trains on.")
-    staleness_ceiling: int | None = Field(
-        None,
-        ge=0,
-        description="Most updates between generating and training on a row; 0 is on-policy; none: off.",
-    )
-    sampling: Any = Field(
-        "fifo", description="Which groups are trained on first: 'fifo', 'freshest', lm.priority(…) or a function."
-    )
-    dynamic_sampling: bool = Field(
-        False, description="Evict groups whose rewards are all equal; others are generated in their place."
-    )
-    evict_after: float | None = Field(None, gt=0, description="Seconds after which a group not trained on is evicted.")
-    capacity: int | None = Field(
-        None, ge=1, description="Most trajectories that may wait to be trained on; beyond it the oldest are evicted."
-    )
-    evict: Any = Field(None, description="A function of your own that says which groups to evict and why.")
-    epochs: int | None = Field(
-        None, ge=1, description="How often each prompt is drawn before the run ends; none: as often as steps need."
-    )
-    prompt_priority: Any = Field(
-        None, description="A function of a prompt; in each epoch those with the highest value come first."
-    )
-    evaluate_on: Any = Field(None, description="Held-out prompts, evaluated at the start, the end and between.")
-    evaluate_every: int = Field(0, ge=0, description="Steps between evaluations; 0: only at start and end.")
-    checkpoint_every: int = Field(20, ge=1, description="Steps between checkpoints.")
-    overlong_prompts: Literal["error", "drop"] = Field(
-        "error", description="What a prompt too long for the model is: an error before the start, or dropped."
-    )
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Precision of training and serving.")
-    max_tokens_per_microbatch: int = Field(8192, ge=16, description="Padded tokens of one forward pass.")
-    trainer_threads: int = Field(1, ge=1, description="CPU threads of the trainer.")
-    trajectory_deadline: float = Field(
-        300.0, gt=0, description="Seconds after which one trajectory is given up, counted and replaced."
-    )
-    seed: int = Field(0, ge=0, description="Seed of prompt order, sampling and training.")
-
-    @property
-    def groups(self) -> int:
-        """Prompts of one step."""
-        return self.batch_size // self.algorithm.group_size
-
-    @property
-    def feed(self) -> int:
-        """Groups that a replica takes at once: the replicas share one batch."""
-        return max(1, -(-self.groups // self.rollouts.replicas))
-
-    def check(self) -> None:
-        """Find what is wrong before any model loads.
-
-        Raises
-        ------
-        UserError
-            One line: what was given, what was expected, what to do.
-        """
-        self.rules()
-        size = self.algorithm.group_size
-        if self.batch_size % size:
-            raise UserError(
-                f"batch_size={self.batch_size} is not a multiple of group_size={size}; "
-                f"set batch_size to {max(1, self.batch_size // size) * size} or {-(-self.batch_size // size) * size}"
-            )
-        for environment in (self.environment, self.evaluate_on):
-            if hasattr(environment, "check"):
-                environment.check(self.rollouts.score_deadline)
-        if hasattr(self.environment, "prompt") and len(self.environment) < self.groups:
-            raise UserError(
-                f"the data set `{self.environment.name}` has {len(self.environment)} prompts, one step needs "
-                f"{self.groups} (batch_size={self.batch_size} / group_size={size}); give more prompts or a smaller "
-                "batch_size"
-            )
-        if is_emulated(str(self.model)) != self.rollouts.emulated:
-            raise UserError(
-                f"model {str(self.model)!r} with engine={self.rollouts.engine!r}: an emulated engine has the model "
-                "'emulated', and only it; set both or none"
-            )
-        if isinstance(self.model, str | Path) and not self.rollouts.emulated:
-            check_model(str(self.model))
-            for environment in (self.environment, self.evaluate_on):
-                if hasattr(environment, "prompt"):
-                    self._check_lengths(environment)
-
-    def rules(self) -> Rules:
-        """How groups are chosen to be trained on. UserError for a sampling that there is not."""
-        evictors: list[Evictor] = []
-        if self.evict_after is not None:
-            evictors.append(older_than(self.evict_after))
-        if self.dynamic_sampling:
-            evictors.append(equal_rewards)
-        if self.evict is not None:
-            evictors.append(self.evict)
-        if self.capacity is not None:
-            if self.capacity < self.batch_size:
-                raise UserError(
-                    f"capacity={self.capacity} is less than batch_size={self.batch_size}: no batch would ever fill; "
-                    "raise it"
-                )
-            evictors.append(capacity(self.capacity))
-        return Rules(named(self.sampling), tuple(evictors))
-
-    def _check_lengths(self, environment: Any) -> None:
-        from laminar.rollout.tokens import encode, load_tokenizer
-
-        room = self.prompt_room()
-        tokenizer = load_tokenizer(str(self.model))
-        count = min(len(environment), CHECKED_PROMPTS)
-        lengths = {i: len(encode(tokenizer, environment.prompt(i))) for i in range(count)}
-        long = {i: n for i, n in lengths.items() if n > room}
-        if long and (self.overlong_prompts == "error" or len(long) == count):
-            index, length = max(long.items(), key=lambda item: item[1])
-            raise UserError(
-                f"{len(long)} of {count} prompts of `{environment.name}` are too long: "
-                f"`{environment.prompt(index).id}` has {length} tokens, room is {room} (model length "
-                f"{max_length(str(self.model))} or kv_tokens={self.rollouts.kv_tokens}, less max_new_tokens="
-                f"{self.rollouts.max_new_tokens}); lower max_new_tokens, shorten them, or set overlong_prompts='drop'"
-            )
-
-    def prompt_room(self) -> int:
-        """Longest prompt in tokens that leaves room for the answer."""
-        limit = min(max_length(str(self.model)), self.rollouts.kv_tokens)
-        return limit - self.rollouts.max_new_tokens
-
-    def derived(self) -> dict[str, object]:
-        """The sizes that follow from what was set; printed before a run."""
-        size = self.algorithm.group_size
-        limit = backlog_limit(batch_size=self.batch_size, staleness_ceiling=self.staleness_ceiling)
-        return {
-            "trajectories per step": self.batch_size,
-            "prompts per step": self.groups,
-            "samples per prompt": size,
-            "trajectories in all": self.batch_size * self.steps,
-            "prompts a replica takes at once": self.feed,
-            "trajectories under way at most": limit,
-            "staleness ceiling": "none" if self.staleness_ceiling is None else self.staleness_ceiling,
-            "schedule": "synchronous, on-policy" if self.staleness_ceiling == 0 else "trajectory-level asynchronous",
-        }
-
-    def needs(self) -> dict[str, Any]:
-        """Roles that the cluster must offer."""
-        return {"replicas": self.rollouts.replicas, "slots": self.rollouts.slots, "trainer": True}
-
-
-class EvaluateSpec(UserConfig):
-    """Everything that ``evaluate`` takes."""
-
-    title = "evaluate"
-
-    policy: Any = Field(description="What ``post_train`` returned.")
-    prompts: Any = Field(description="Held-out prompts with their scorer.")
-
-    def check(self) -> None:
-        """Try the scorer before anything starts."""
-        if hasattr(self.prompts, "check"):
-            self.prompts.check()
-
-    def derived(self) -> dict[str, object]:
-        """How many trajectories it costs."""
-        count = len(self.prompts) if hasattr(self.prompts, "prompt") else "known when its task has run"
-        return {"held-out prompts": count, "samples per prompt": "1 at the training temperature, 1 greedy"}
-
-    def needs(self) -> dict[str, Any]:
-        """Nothing of its own: the replicas of the training stage serve it."""
-        return {}
 
 
 def post_train(**settings: Any) -> Any:
@@ -242,7 +57,9 @@ async def post_train_stage(spec: PostTrainSpec, context: RunContext, **inputs: A
     """The node's function: runs as an async task on the data worker."""
     from laminar_dask.conductor import conduct
 
-    policy: Policy = await conduct(spec.model_copy(update=inputs), context)
+    spec = spec.model_copy(update=inputs)
+    spec.check_kinds()
+    policy: Policy = await conduct(spec, context)
     RunFolder(context.url).update_summary(policy.summary)
     return policy
 
@@ -251,27 +68,7 @@ async def evaluate_stage(spec: EvaluateSpec, context: RunContext, **inputs: Any)
     """The node's function: runs as an async task on the data worker."""
     from laminar_dask.evaluation import evaluate_policy
 
-    evaluation: Evaluation = await evaluate_policy(inputs["policy"], inputs["prompts"], context)
+    spec = spec.model_copy(update=inputs)
+    spec.check_kinds()
+    evaluation: Evaluation = await evaluate_policy(spec.policy, spec.prompts, context)
     return evaluation
-
-
-def check_model(model: str) -> None:
-    """A model is a folder with a config, weights and a tokenizer; say so early if it is not."""
-    folder = Path(model)
-    expected = "expected a Hugging Face checkpoint folder with config.json, *.safetensors and tokenizer.json"
-    if not folder.is_dir():
-        raise UserError(f"model {model!r}: no such folder; {expected}")
-    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).exists()]
-    missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
-    if missing:
-        raise UserError(f"model {model!r}: {', '.join(missing)} not found; {expected}")
-
-
-def max_length(model: str) -> int:
-    """Longest sequence in tokens that a checkpoint's config allows."""
-    import json
-
-    if is_emulated(model):
-        return 1 << 30
-    config = json.loads((Path(model) / "config.json").read_text())
-    return int(config.get("max_position_embeddings", 1 << 30))

@@ -168,7 +168,8 @@ def _one_line(config: type[UserConfig], error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{name}: {field} is missing: {config.model_fields[field].description}"
     if first["type"] != "extra_forbidden":
-        return f"{name}: {field}={first['input']!r} is not valid: {first['msg'].lower()}"
+        given = f"{field}={first['input']!r}" if field else repr(first["input"])
+        return f"{name}: {given} is not valid: {first['msg'][:1].lower()}{first['msg'][1:]}"
     names = list(config.model_fields)
     near = difflib.get_close_matches(field, names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(names)}"

@@ -27,6 +27,12 @@ def test_writing_a_flow_down_loads_nothing_heavy():
     assert not HEAVY & set(run(program).split())
 
 
+@pytest.mark.parametrize("module", ["laminar.cli", "laminar.watch.progress, laminar.watch.report, laminar.specs"])
+def test_the_command_line_and_watching_load_no_model_library(module):
+    loaded = set(run(f"import sys, {module}; print(*{{n.split('.')[0] for n in sys.modules}})").split())
+    assert not {"torch", "transformers", "vllm", "matplotlib"} & loaded
+
+
 def test_a_function_keeps_its_name_when_the_module_of_that_name_is_imported_first():
     program = "import laminar.flow.trace, laminar.post_train, laminar as lm; print(lm.flow, lm.post_train)"
     assert run(program).count("<function ") == 2
