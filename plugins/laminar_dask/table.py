@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +25,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import to_serialize
 
 from laminar.errors import LaminarError
-from laminar.experience.partial_pool import Item, PartialPool
+from laminar.experience.partial_pool import PartialPool
 from laminar.experience.samplers import Rules
 from laminar.experience.store import Store
 from laminar.experience.table import ExperienceTable
@@ -33,8 +34,13 @@ __all__ = ["TablePlugin"]
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 LOOK_SECONDS = 1.0
 """How often one who waits for groups looks again although nothing happened: leases expire by time alone."""
+
+SYNC_SECONDS = 1.0
+"""How often partial responses are put on disk: what a loss of the machine's power may cost of them."""
 
 
 class TablePlugin(WorkerPlugin):
@@ -48,6 +54,8 @@ class TablePlugin(WorkerPlugin):
         How groups are chosen to be trained on, and which are evicted instead.
     lease_seconds
         After which a lease that was neither committed nor released ends; None: never.
+    partial_bytes
+        Most bytes of partial responses in memory.
 
     Attributes
     ----------
@@ -57,10 +65,18 @@ class TablePlugin(WorkerPlugin):
 
     name = "laminar-table"
 
-    def __init__(self, run_url: str, rules: Rules | None = None, *, lease_seconds: float | None = 3600.0) -> None:
+    def __init__(
+        self,
+        run_url: str,
+        rules: Rules | None = None,
+        *,
+        lease_seconds: float | None = 3600.0,
+        partial_bytes: int = 1 << 30,
+    ) -> None:
         self.run_url = run_url
         self.rules = rules or Rules()
         self.lease_seconds = lease_seconds
+        self.partial_bytes = partial_bytes
         self._open = False
 
     async def setup(self, worker: Worker) -> None:
@@ -74,12 +90,14 @@ class TablePlugin(WorkerPlugin):
         self._asking: dict[str, object] = {}
         try:
             self.table = await self._do(lambda: ExperienceTable(self.run_url, rules=self.rules))
-            self.partials = await self._do(PartialPool, _journal(self.run_url))
+            journal, memory = _journal(self.run_url), self.partial_bytes
+            self.partials = await self._do(lambda: PartialPool(journal, memory_bytes=memory))
         except LaminarError:
             self._thread.shutdown()
             raise
         worker.handlers.update(self._handlers())
         worker.metrics["laminar_table"] = lambda worker: self._counts()
+        self._syncing = asyncio.create_task(self._sync())
         self._open = True
 
     async def teardown(self, worker: Worker) -> None:
@@ -92,6 +110,7 @@ class TablePlugin(WorkerPlugin):
         worker.metrics.pop("laminar_table", None)
         self._asking.clear()
         self._notify()
+        self._syncing.cancel()
         await self._do(self.partials.close)
         await self._do(self.table.close)
         self._thread.shutdown()
@@ -124,12 +143,14 @@ class TablePlugin(WorkerPlugin):
                 await self._append([batch for batch, _ in queue], [done for _, done in queue])
         return {"accepted": await done}
 
-    async def laminar_partials(self, items: Iterable[Item]) -> dict[str, int]:
-        """Take up tokens that a replica's running trajectories have new. ``key`` is the trajectory's id."""
+    async def laminar_partials(self, items: Iterable[Sequence[Any]]) -> dict[str, int]:
+        """Take up tokens, and turns, that a replica's running trajectories have new: the fields of ``Item``, whose
+        ``key`` is the trajectory's id."""
         return {"accepted": await self._do(self.partials.extend, items)}
 
     async def laminar_resume(self, keys: list[tuple[str, int]]) -> list[dict[str, Any] | None]:
-        """The prefix that each new attempt ``[key, run_id]`` begins with: ``version``, ``ids``, ``logprobs``."""
+        """The prefix that each new attempt ``[key, run_id]`` begins with: ``version``, ``ids``, ``logprobs``,
+        ``turn``."""
         found = await self._do(lambda: [self.partials.resume(key, run_id) for key, run_id in keys])
         return [None if response is None else asdict(response) for response in found]
 
@@ -175,14 +196,17 @@ class TablePlugin(WorkerPlugin):
         return rows
 
     async def laminar_counts(self) -> dict[str, int]:
-        """``ExperienceTable.counts``, ``partials`` held, ``partials_refused`` and ``lessees_waiting``."""
+        """``ExperienceTable.counts``, ``lessees_waiting``, ``partials`` held, their ``partials_bytes``, and how many
+        items were ``partials_refused`` or ``partials_overflowed``."""
         return self._counts()
 
     def _counts(self) -> dict[str, int]:
         return {
             **self.table.counts(),
             "partials": len(self.partials),
+            "partials_bytes": self.partials.nbytes,
             "partials_refused": self.partials.refused,
+            "partials_overflowed": self.partials.overflowed,
             "lessees_waiting": len(self._asking),
         }
 
@@ -240,6 +264,15 @@ class TablePlugin(WorkerPlugin):
             accepted -= names
         self._notify()
 
+    async def _sync(self) -> None:
+        """Put partial responses on disk now and then, beside the table's thread: appends do not wait for it."""
+        while True:
+            await asyncio.sleep(SYNC_SECONDS)
+            try:
+                await asyncio.to_thread(self.partials.sync)
+            except LaminarError as error:
+                log.warning("%s; only a loss of power would cost them", error)
+
     def _append_now(self, batch: pa.RecordBatch) -> list[str]:
         accepted = self.table.append(batch)
         self.partials.drop(batch["trajectory_id"].to_pylist())
@@ -259,6 +292,6 @@ def _journal(run_url: str) -> Path:
     """Where the partial pool's journal is: with the run if that is local, else on this host."""
     store = Store(run_url)
     if store.local:
-        return Path(store.path("experience/partials.arrow"))
+        return Path(store.path("experience/partials.journal"))
     name = hashlib.blake2s(run_url.encode(), digest_size=8).hexdigest()
-    return Path(tempfile.gettempdir()) / f"laminar-partials-{name}.arrow"
+    return Path(tempfile.gettempdir()) / f"laminar-partials-{name}.journal"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 
 from laminar.errors import LaminarError, UserError
 from laminar.experience import partial_pool
-from laminar.experience.partial_pool import Partial, PartialPool
+from laminar.experience.partial_pool import PartialPool
+from laminar.experience.partials import Partial, Turn
+from laminar.experience.store import StoreError
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "partials.arrow"
+    return tmp_path / "partials.journal"
 
 
 def test_a_restarted_pool_has_what_was_streamed(path: Path) -> None:
@@ -94,14 +97,13 @@ def test_ids_without_logprobs_are_refused(path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_one_line(path: Path) -> None:
     path.write_text("a file where a folder should be")
     with pytest.raises(UserError, match=r"cannot write partial responses to .*; give a writable run folder"):
-        PartialPool(path / "run" / "partials.arrow")
+        PartialPool(path / "run" / "partials.journal")
 
 
 def test_a_journal_that_cannot_take_more_is_one_line(path: Path) -> None:
     pool = PartialPool(path)
     pool.close()
-    pool._file = open("/dev/full", "wb")  # noqa: SIM115  (the disk is full from here on)
-    pool._writer = partial_pool.pa.ipc.new_stream(pool._file, partial_pool._JOURNAL)
+    pool._journal._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115  (the disk is full from here on)
     with pytest.raises(LaminarError, match="No space left on device"):
         pool.extend([("k", 1, 0, 0, [1], [0.0])])
 
@@ -134,12 +136,97 @@ def test_after_a_write_that_failed_the_journal_has_everything_again(
     pool = PartialPool(path)
     pool.extend([("g0-0", 1, 7, 0, [5], [-0.5])])
 
-    def full(lines: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pool, "_put", full)
+    with monkeypatch.context() as patch, open("/dev/full", "wb", buffering=0) as full:
+        patch.setattr(pool._journal, "_file", full)
         with pytest.raises(LaminarError, match=r"cannot write partial responses .*No space left on device"):
             pool.extend([("g0-0", 1, 7, 1, [6], [-0.25])])
     pool.extend([("g0-0", 1, 7, 1, [6], [-0.25])])
     assert PartialPool(path).resume("g0-0", 2) == Partial(7, (5, 6), (-0.5, -0.25))
+
+
+STATE = b'{"board": [1, 2]}'
+
+
+def test_the_state_of_a_turn_is_kept_streamed_and_restored(path: Path) -> None:
+    pool = PartialPool(path)
+    pool.extend([("k", 1, 7, 0, [5, 6, 7], [-0.5, 0.0, 0.0], (2, 3, STATE))])
+    pool.extend([("k", 1, 7, 3, [8], [-0.25])])
+    expected = Partial(7, (5, 6, 7, 8), (-0.5, 0.0, 0.0, -0.25), Turn(2, 3, STATE))
+    again = PartialPool(path)
+    assert again.resume("k", 2) == expected
+    again.extend([("k", 2, 7, 4, [9], [0.0], (3, 5, b""))])
+    assert PartialPool(path).resume("k", 3) == Partial(7, (5, 6, 7, 8, 9), (*expected.logprobs, 0.0), Turn(3, 5, b""))
+
+
+def test_a_turn_goes_with_the_tokens_before_it(path: Path) -> None:
+    """A state without the tokens that led to it, or the other way round, would go on from another conversation."""
+    pool = PartialPool(path)
+    pool.extend([("k", 1, 7, 0, [5, 6, 7], [0.0] * 3, (2, 3, STATE))])
+    assert pool.extend([("k", 2, 7, 1, [9], [0.0])]) == 0
+    assert pool.resume("k", 2) == Partial(7, (5, 6, 7), (0.0,) * 3, Turn(2, 3, STATE))
+    assert pool.extend([("k", 2, 8, 0, [1], [0.0])]) == 1
+    assert pool.resume("k", 2) == Partial(8, (1,), (0.0,))
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        ((2, 4, STATE), "k: turn 2 begins at 4 of 1 tokens"),
+        ((2, 1, b"x" * (2 << 20)), "k: the environment's state has 2097152 bytes, at most 1048576 are kept"),
+    ],
+)
+def test_a_turn_that_cannot_be_kept_is_one_line(path: Path, turn: tuple[int, int, bytes], why: str) -> None:
+    pool = PartialPool(path)
+    with pytest.raises(ValueError, match=why):
+        pool.extend([("j", 1, 7, 0, [5], [0.0]), ("k", 1, 7, 0, [5], [0.0], turn)])
+    assert len(pool) == 0
+
+
+def test_beyond_its_budget_it_keeps_a_prefix_and_takes_more_when_others_end(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = PartialPool(path, memory_bytes=20_000)
+    thousand = ("long", 1, 7), list(range(1000)), [0.0] * 1000
+    for number in range(5):
+        (key, run_id, version), ids, logprobs = thousand
+        pool.extend([(key, run_id, version, 1000 * number, ids, logprobs)])
+    assert pool.nbytes <= 20_000 and pool.overflowed == 3
+    assert caplog.text.count("new tokens are not kept until trajectories end") == 1
+    assert pool.extend([("other", 1, 7, 0, [1] * 1000, [0.0] * 1000)]) == 0
+    resumed = pool.resume("long", 2)
+    assert resumed is not None and resumed.ids == tuple(range(1000)) * 2
+    pool.drop(["long"])
+    assert pool.nbytes == 0
+    assert pool.extend([("other", 1, 7, 0, [1] * 1000, [0.0] * 1000)]) == 1
+
+
+def test_after_a_loss_of_power_what_was_synced_is_there_and_garbage_is_not_taken_for_tokens(path: Path) -> None:
+    pool = PartialPool(path)
+    pool.extend([("k", 1, 0, 0, [1, 2], [0.0, 0.0])])
+    pool.sync()
+    synced = path.stat().st_size
+    pool.extend([("k", 1, 0, 2, [3] * 50, [0.0] * 50)])
+    data = path.read_bytes()
+    end = len(data.rstrip(bytes(1)))
+    for lost in range(synced, end, 97):  # blocks that never reached the disk are zeros, though the length has
+        path.write_bytes(data[:lost] + bytes(len(data) - lost))
+        again = PartialPool(path)
+        assert again.resume("k", 2) == Partial(0, (1, 2), (0.0, 0.0))
+        again.close()
+
+
+def test_a_sync_that_fails_is_one_line_and_the_journal_begins_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = PartialPool(path)
+    pool.extend([("k", 1, 0, 0, [1], [0.0])])
+
+    def broken(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        with pytest.raises(StoreError, match=r"cannot write partial responses to .*Input/output error"):
+            pool.sync()
+    before = path.stat().st_ino
+    pool.extend([("k", 1, 0, 1, [2], [0.0])])
+    assert path.stat().st_ino != before
+    assert PartialPool(path).resume("k", 2) == Partial(0, (1, 2), (0.0, 0.0))

@@ -164,6 +164,41 @@ def test_partial_responses_are_resumed_fenced_and_dropped_with_the_finished_row(
     on_cluster(_test, tmp_path)
 
 
+def test_the_state_of_a_turn_crosses_workers_and_outlives_the_data_worker(tmp_path: Path) -> None:
+    state = b'{"board": [1, 2]}'
+
+    async def _test(c: Cluster) -> None:
+        await c.laminar_partials(items=[["g0-0", 1, 3, 0, [5, 6], [-0.5, 0.0], [2, 2, state]]])
+        await c.data.close()
+        async with worker(c.scheduler, resources={"data": 1}) as c.data:
+            (found,) = await c.laminar_resume(keys=[["g0-0", 2]])
+            assert (list(found["ids"]), tuple(found["turn"])) == ([5, 6], (2, 2, state))
+
+    on_cluster(_test, tmp_path)
+
+
+def test_partial_responses_beyond_their_budget_are_counted(tmp_path: Path) -> None:
+    async def _test(c: Cluster) -> None:
+        for key in ("g0-0", "g0-1"):
+            await c.laminar_partials(items=[[key, 1, 3, 0, [5] * 1000, [0.0] * 1000]])
+        counts = await c.laminar_counts()
+        assert (counts["partials"], counts["partials_overflowed"]) == (1, 1)
+        assert counts["partials_bytes"] <= 10_000
+
+    on_cluster(_test, tmp_path, TablePlugin(str(tmp_path), partial_bytes=10_000))
+
+
+def test_partial_responses_are_put_on_disk_while_the_run_goes_on(tmp_path: Path) -> None:
+    async def _test(c: Cluster) -> None:
+        await c.laminar_partials(items=[["g0-0", 1, 3, 0, [5], [0.0]]])
+        journal = c.data.plugins["laminar-table"].partials._journal
+        async with asyncio.timeout(DEADLINE):
+            while journal._synced < journal.nbytes:
+                await asyncio.sleep(0.05)
+
+    on_cluster(_test, tmp_path)
+
+
 def test_a_new_data_worker_has_what_the_last_one_acknowledged(tmp_path: Path) -> None:
     async def _test(c: Cluster) -> None:
         await c.append(group("g0"))
