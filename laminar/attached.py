@@ -75,8 +75,11 @@ def attach(address: str, needs: Needs, run_id: str) -> Iterator[AttachedCluster]
         _take_off(client)  # what a run left whose command was killed
         try:
             yield AttachedCluster(client, run_id)
-        finally:
-            _take_off(client)
+        except BaseException:
+            with contextlib.suppress(LaminarError):  # what went wrong before matters more
+                _take_off(client)
+            raise
+        _take_off(client)
     finally:
         with contextlib.suppress(OSError, TimeoutError):
             client.close(timeout=5)

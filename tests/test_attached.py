@@ -14,7 +14,7 @@ from distributed import Client, Event, LocalCluster
 from laminar import attached
 from laminar.attached import attach, missing
 from laminar.cluster import Needs
-from laminar.errors import UserError
+from laminar.errors import RunFailed, UserError
 from laminar.weights.segment import remove_segments, segment_root
 from laminar_dask.relay import RelayPlugin
 from laminar_dask.relay_chain import ChainPlugin
@@ -105,6 +105,22 @@ def test_nothing_of_a_run_is_left_on_the_cluster_and_the_next_one_can_start(clus
         assert not segment_root(again).exists()
         assert not [name for name in local.scheduler.plugins if name.startswith("laminar")]
         assert not [name for name in local.scheduler.worker_plugins if name.startswith("laminar")]
+
+
+def test_a_run_that_fails_is_taken_off_too_and_its_own_error_is_what_is_seen(
+    cluster: Start, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attached, "CONNECT_DEADLINE", 2)
+    local = cluster(**ALL)
+    with pytest.raises(RunFailed, match="diverged"):
+        with attach(local.scheduler_address, Needs(), run) as running:
+            running.client.register_plugin(RelayPlugin(run))
+            raise RunFailed("diverged")
+    assert not segment_root(run).exists()
+    with pytest.raises(RunFailed, match="diverged"):
+        with attach(local.scheduler_address, Needs(), run):
+            local.close()  # nothing can be taken off any more
+            raise RunFailed("diverged")
 
 
 def test_what_a_killed_command_left_is_taken_off_before_the_next_run(cluster: Start, run: str) -> None:
