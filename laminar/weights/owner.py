@@ -11,7 +11,7 @@ from pathlib import Path
 
 from laminar.errors import LaminarError
 from laminar.weights import segment as files
-from laminar.weights.incoming import Incoming
+from laminar.weights.incoming import Damaged, Incoming
 from laminar.weights.layout import Layout
 from laminar.weights.locks import EXCLUSIVE, hold, release
 from laminar.weights.mapping import Segment, Slot
@@ -177,9 +177,10 @@ class SegmentOwner:
                 incoming = Incoming(version, slot, lock, shard.parts)
                 try:
                     incoming.range(shard.part, shard.start, shard.stop).arrived(shard.stop)
-                except LaminarError:
+                except Damaged as error:
                     incoming.abandon()
-                    raise
+                    what = f"part {shard.part} of version {version} in {slot.path}"
+                    raise LaminarError(f"{what} does not match its checksums; publish it again") from error
                 return incoming
         raise LookupError(f"part {shard.part} of version {version} is not staged under {self.root}")
 
