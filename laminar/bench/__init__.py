@@ -54,4 +54,4 @@ BENCHES: dict[str, Callable[..., dict[str, Any]]] = {
     "rollout": _rollout,
     "table": _table,
 }
-"""Name -> function; its docstring's first line is what ``bench --help`` shows."""
+"""Name -> function; ``laminar-flow bench`` lists them with their docstrings' first paragraphs."""

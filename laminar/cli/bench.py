@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from laminar.bench import BENCHES
-from laminar.cli.output import print_values
+from laminar.cli.output import print_table, print_values
 from laminar.errors import UserError
+from laminar.flow.docstring import summary_of
 from laminar.suggest import nearest
 
 __all__ = ["bench", "register"]
@@ -29,7 +30,7 @@ def bench(
     """Measure something; its numbers."""
     if name is None:
         if not json:
-            print("\n".join(sorted(BENCHES)))
+            print_table(["bench", "measures"], [(name, summary_of(BENCHES[name].__doc__)) for name in sorted(BENCHES)])
         return {"status": "ok", "benches": sorted(BENCHES)}
     if name not in BENCHES:
         close = nearest(name, BENCHES)
