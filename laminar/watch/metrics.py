@@ -29,7 +29,7 @@ Columns that ``summary`` and ``report`` look for; every one may be missing, and 
     seconds), ``seconds`` (median of a hand-over).
 ``events``, anything else worth keeping: ``level``, ``text``.
 
-Every row gets ``time`` (unix seconds) unless it has one.
+A writer takes any other lower-case name, too. Every row gets ``time`` (unix seconds) unless it has one.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ import pyarrow.parquet as pq
 
 from laminar.experience.store import Store
 
-__all__ = ["KINDS", "MetricsWriter", "read_metrics", "rows_to_table"]
-
-KINDS = ("steps", "replicas", "relays", "evaluations", "events")
-"""The kinds that a run writes; a writer takes any lower-case name."""
+__all__ = ["MetricsWriter", "read_metrics", "rows_to_table"]
 
 _FOLDER = "metrics"
 _KIND = re.compile(r"[a-z][a-z0-9_]*")

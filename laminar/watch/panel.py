@@ -108,7 +108,8 @@ def _cell(value: Any) -> str:
 
 
 def _bar(view: RunView, elapsed: float) -> Table:
-    left = elapsed / view.step * (view.steps - view.step) if view.step and view.steps else None
+    done = view.step - view.before
+    left = elapsed / done * (view.steps - view.step) if done > 0 and view.steps else None
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(no_wrap=True)
     row.add_column(ratio=1)

@@ -30,6 +30,8 @@ class RunView:
 
     step: int = 0
     steps: int = 0
+    before: int = 0
+    """Steps that were done when the watcher came: a run that was resumed does not begin at the first."""
     rewards: dict[int, float] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     """The newest step event."""
@@ -56,7 +58,10 @@ class RunView:
         return True
 
     def _observe_step(self, event: Mapping[str, Any]) -> None:
-        self.step = int(event.get("step", self.step))
+        step = int(event.get("step", self.step))
+        if not self.last or step <= self.before:
+            self.before = step - 1
+        self.step = step
         self.steps = int(event.get("steps", self.steps))
         self.last = dict(event)
         for later in [step for step in self.rewards if step >= self.step]:  # the trainer went back

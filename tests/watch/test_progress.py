@@ -9,8 +9,10 @@ import threading
 from typing import TextIO
 
 import pytest
+from rich.console import Console
 
 from laminar.watch.events import topic
+from laminar.watch.panel import live_panel
 from laminar.watch.progress import Progress
 from laminar.watch.view import RunView, sparkline
 
@@ -181,3 +183,13 @@ def test_a_long_curve_is_averaged_to_its_width() -> None:
 
 def test_the_topic_names_the_run() -> None:
     assert topic("r1") == "laminar-r1"
+
+
+@pytest.mark.parametrize(("first", "left"), [(1, "0:30 left"), (21, "0:10 left")])
+def test_the_time_left_is_that_of_the_steps_seen_also_after_a_resume(first: int, left: str) -> None:
+    view = RunView()
+    for step in range(first, first + 10):
+        view.observe({**STEP, "step": step})
+    console = Console(file=io.StringIO(), width=100)
+    console.print(live_panel(view, run_id="r", elapsed=10.0))
+    assert isinstance(console.file, io.StringIO) and left in console.file.getvalue()
