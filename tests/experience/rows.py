@@ -1,4 +1,4 @@
-"""Rows for tests: small, complete, and recognisable by their tokens."""
+"""Rows for tests: small, complete, and recognisable by their tokens; and leases of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from laminar.experience.schema import record_batch, row
+from laminar.experience.table import ExperienceTable, Lease
 
-__all__ = ["batch", "group", "one"]
+__all__ = ["batch", "group", "ids", "lease", "one"]
 
 
 def one(group: str, sample: int, *, size: int = 2, version: int = 0, tokens: int = 3, **more: Any) -> dict[str, Any]:
@@ -40,3 +41,15 @@ def group(name: str, *, size: int = 2, samples: Iterable[int] | None = None, **m
     """A whole group, or some samples of it."""
     chosen = range(size) if samples is None else samples
     return batch(*(one(name, sample, size=size, **more) for sample in chosen))
+
+
+def lease(table: ExperienceTable, groups: int = 1, version: int = 0, ceiling: int | None = None) -> Lease:
+    """What is leased; there must be so much."""
+    found = table.lease(groups, version=version, staleness_ceiling=ceiling, lessee="trainer")
+    assert found is not None
+    return found
+
+
+def ids(lease: Lease) -> list[str]:
+    """Its trajectories."""
+    return list(lease.table["trajectory_id"].to_pylist())
