@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -258,19 +259,20 @@ def test_a_lease_ends_by_itself_when_its_time_is_up(tmp_path: Path) -> None:
     on_cluster(_test, tmp_path, TablePlugin(str(tmp_path), lease_seconds=0.5))
 
 
-def test_a_full_store_pauses_the_replicas_and_nothing_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EROFS, errno.ENODEV])
+def test_a_store_that_takes_no_more_pauses_the_replicas_and_nothing_is_lost(reason: int) -> None:
     with full_disk() as disk:
 
         async def _test(c: Cluster) -> None:
             await c.client.register_plugin(RolesPlugin())
             outbox = Outbox(c.other)
             await outbox.append(one("g0", 0))
-            disk.room = 0
+            disk.room, disk.refuses = 0, reason
             stuck = asyncio.ensure_future(outbox.append(one("g0", 1)))
             while disk.room > -2:  # it was refused, and asked again
                 await asyncio.sleep(0.01)
             assert not stuck.done()
-            disk.room = 1000
+            disk.room, disk.refuses = 1000, 0
             await asyncio.wait_for(stuck, DEADLINE)
             assert (await c.lease())["groups"] == ["g0"]
 
