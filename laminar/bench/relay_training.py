@@ -141,6 +141,7 @@ def _rows() -> Any:
             "logprobs": pa.array([[-2.5] * length for length in lengths], pa.list_(pa.float32())),
             "loss_mask": pa.array([[1] * length for length in lengths], pa.list_(pa.int8())),
             "reward": pa.array(random.random(ROWS)),
+            "finish_reason": pa.array(["stop"] * ROWS),
             "weight_version": pa.array([0] * ROWS),
         }
     )

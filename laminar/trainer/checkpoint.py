@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 _MARKER = "trainer.json"
 _VERSION = "version.json"
 _PREFIX = "step-"
+_LARGE = (".safetensors", ".pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +154,17 @@ def mark_final(checkpoints: str, checkpoint: str) -> str:
 
 
 @contextmanager
-def as_local(url: str) -> Iterator[Path]:
-    """A local folder with the files of a checkpoint, for as long as the context is open."""
+def as_local(url: str, *, weights: bool = True) -> Iterator[Path]:
+    """A local folder with the files of a checkpoint (without ``weights``: with the small ones at least), for as long
+    as the context is open."""
     filesystem, path = fsspec.core.url_to_fs(url)
     if _is_local(filesystem):
         yield Path(path)
         return
     with tempfile.TemporaryDirectory(prefix="laminar-checkpoint-") as scratch:
         for file in filesystem.ls(path, detail=False):
+            if not weights and PurePosixPath(file).suffix in _LARGE:
+                continue
             filesystem.get_file(file, str(Path(scratch) / PurePosixPath(file).name))
         yield Path(scratch)
 

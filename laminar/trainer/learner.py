@@ -16,14 +16,15 @@ from torch import Tensor
 
 from laminar.errors import RunFailed
 from laminar.trainer import checkpoint
-from laminar.trainer.advantages import group_advantages, groups_without_signal
+from laminar.trainer.advantages import group_advantages
 from laminar.trainer.batching import MicroBatch, collate, microbatches, split_by_tokens
 from laminar.trainer.config import GRPO, AdamW
+from laminar.trainer.logprobs import Head
 from laminar.trainer.losses import Totals, token_losses
-from laminar.trainer.model import load_model, local_folder, served_tensors, token_logprobs, tokenizer_files
+from laminar.trainer.model import ServedTensors, load_model, local_folder, tokenizer_files
 from laminar.trainer.optimizer import build_optimizer, optimizer_state, restore_optimizer, set_learning_rate
 from laminar.trainer.report import StepReport
-from laminar.trainer.rows import Sample, rewards_of, samples_of, staleness_of
+from laminar.trainer.rows import Sample, rewards_of, samples_of, staleness_of, unscored
 
 __all__ = ["Learner"]
 
@@ -76,6 +77,7 @@ class Learner:
         self.skipped_in_a_row = 0
         folder = local_folder(str(model))
         self.model = load_model(folder, self.device)
+        self.head = Head(self.model)
         self._tokenizer = tokenizer_files(folder)
         self._optimizer = build_optimizer(self.model, optimizer)
         self._order = torch.Generator().manual_seed(seed)
@@ -100,6 +102,7 @@ class Learner:
 
     def save(self, url: str, *, step: int, version: int, extra: dict[str, Any]) -> None:
         """Write a checkpoint into the folder at ``url``, atomically (see ``laminar.trainer.checkpoint``)."""
+        self._optimizer.zero_grad()  # their memory is the writer's meanwhile: to save takes no more than to train
 
         def fill(folder: Path) -> None:
             self.model.save_pretrained(folder)
@@ -114,9 +117,9 @@ class Learner:
 
         checkpoint.write(url, fill, step=step, version=version, extra=extra)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> ServedTensors:
         """Weights to publish, by name, tied ones once, in the served type."""
-        return served_tensors(self.model, self.dtype)
+        return ServedTensors(self.model, self.dtype)
 
     def step(self, rows: pa.Table, *, version: int, staleness_ceiling: int | None = None) -> StepReport:
         """One step on complete groups of scored rows.
@@ -124,7 +127,7 @@ class Learner:
         Parameters
         ----------
         rows
-            Columns ``prompt_ids, response_ids, logprobs, loss_mask, reward, group_id, weight_version``.
+            Columns ``prompt_ids, response_ids, logprobs, loss_mask, reward, group_id, weight_version, finish_reason``.
         version
             Of the weights being updated.
         staleness_ceiling
@@ -145,29 +148,16 @@ class Learner:
         learning_rate = self.config.learning_rate(self.steps + 1)
         totals, norms, batches = self._train(samples, learning_rate)
         self.steps += 1
-        lengths = [len(sample.response_ids) for sample in samples]
-        return StepReport(
-            loss=totals.mean("loss"),
-            entropy=totals.mean("entropy"),
-            grad_norm=float(np.mean(norms)),
+        return StepReport.of(
+            totals,
+            norms,
+            rewards=rewards,
+            groups=groups,
+            staleness=staleness,
+            lengths=[len(sample.response_ids) for sample in samples],
+            finish_reasons=rows["finish_reason"].to_pylist(),
             learning_rate=learning_rate,
-            kl=totals.mean("kl"),
-            importance_ratio_mean=totals.mean("ratio"),
-            importance_ratio_max=totals.ratio_max,
-            clip_fraction=totals.mean("clipped"),
-            truncated_fraction=totals.mean("truncated"),
-            reward_mean=float(rewards.mean()),
-            reward_std=float(rewards.std()),
-            groups_without_signal=groups_without_signal(rewards, groups),
-            rows=len(samples),
-            groups=len(set(groups)),
-            tokens=totals.tokens,
             microbatches=batches,
-            staleness_mean=float(staleness.mean()),
-            staleness_max=int(staleness.max()),
-            response_length_mean=float(np.mean(lengths)),
-            response_length_max=max(lengths),
-            skipped_updates=sum(not math.isfinite(norm) for norm in norms),
             seconds=time.perf_counter() - started,
         )
 
@@ -183,7 +173,7 @@ class Learner:
 
         ``temperature`` is the rollouts' unless another is given.
         """
-        samples = [_unscored(prompt, response) for prompt, response in zip(prompt_ids, response_ids, strict=True)]
+        samples = [unscored(prompt, response) for prompt, response in zip(prompt_ids, response_ids, strict=True)]
         results: list[list[float]] = [[] for _ in samples]
         filled = [index for index, sample in enumerate(samples) if sample.loss_tokens]
         for part in split_by_tokens([samples[index].length for index in filled], self.max_tokens):
@@ -199,12 +189,9 @@ class Learner:
     def _train(self, samples: Sequence[Sample], learning_rate: float) -> tuple[Totals, list[float], int]:
         """All updates of one step: their figures, a gradient norm each, and how many micro-batches."""
         set_learning_rate(self._optimizer, learning_rate)
-        minibatches = [microbatches(part, self.max_tokens) for part in self._minibatches(samples)]
-        if not all(minibatches):
-            raise ValueError(
-                f"{len(samples)} rows cannot be split into {self.algorithm.minibatches} mini-batches "
-                f"which each have a token to train on"
-            )
+        minibatches = [part for rows in self._minibatches(samples) if (part := microbatches(rows, self.max_tokens))]
+        if not minibatches:
+            raise ValueError(f"none of {len(samples)} rows has a token that counts; expected a loss_mask with a 1")
         proximal: Sequence[Sequence[Tensor | None]] = [[None] * len(part) for part in minibatches]
         if len(minibatches) > 1:
             proximal = [[self._proximal(batch) for batch in part] for part in minibatches]
@@ -216,7 +203,7 @@ class Learner:
         return totals, norms, sum(len(part) for part in minibatches)
 
     def _minibatches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """Rows of each update: all of them, or equal shares in random order."""
+        """Rows of each update: all of them, or equal shares in random order (some empty if there are few rows)."""
         if self.algorithm.minibatches == 1:
             return [list(samples)]
         order = torch.randperm(len(samples), generator=self._order).numpy()
@@ -255,8 +242,7 @@ class Learner:
     def _logprobs(
         self, batch: MicroBatch, *, temperature: float | None = None, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor]:
-        return token_logprobs(
-            self.model,
+        return self.head.token_logprobs(
             batch,
             temperature=self.temperature if temperature is None else temperature,
             dtype=self.dtype,
@@ -272,14 +258,3 @@ class Learner:
                 f"training diverged: {self.skipped_in_a_row} updates in a row were not finite, the last in "
                 f"step {self.steps + 1} ({what}); resume from the last checkpoint with a lower learning rate"
             )
-
-
-def _unscored(prompt: Sequence[int], response: Sequence[int]) -> Sample:
-    """A row of which all response tokens count, without what only training needs."""
-    return Sample(
-        np.asarray(prompt, np.int64),
-        np.asarray(response, np.int64),
-        np.zeros(len(response), np.float32),
-        np.ones(len(response), np.bool_),
-        0.0,
-    )

@@ -1,17 +1,15 @@
-"""The model: loaded from a Hugging Face folder, and asked for the logprobs of tokens that were drawn."""
+"""The model: loaded from a Hugging Face folder, and its weights as an engine wants them."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from laminar.trainer.batching import MicroBatch
-
-__all__ = ["load_model", "local_folder", "served_tensors", "token_logprobs", "tokenizer_files"]
+__all__ = ["ServedTensors", "load_model", "local_folder", "tokenizer_files"]
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -55,55 +53,25 @@ def tokenizer_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(paths) if path.is_file()}
 
 
-def served_tensors(model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+class ServedTensors(Mapping[str, Tensor]):
     """What an engine needs, by name: parameters, tied ones once, and persistent buffers; detached.
 
-    Floating-point tensors come in the served type; where that is float32 nothing is copied.
+    Floating-point tensors are brought to the served type when they are asked for, one at a time, so that
+    publishing a model needs no room for a second one. Where that type is theirs nothing is copied.
     """
-    tensors = dict(model.named_parameters())
-    kept = model.state_dict(keep_vars=True).keys()
-    tensors |= {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    return {
-        name: tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
-        for name, tensor in tensors.items()
-    }
 
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        kept = model.state_dict(keep_vars=True).keys()
+        buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+        self._tensors: dict[str, Tensor] = dict(model.named_parameters()) | buffers
+        self._dtype = dtype
 
-def token_logprobs(
-    model: Any, batch: MicroBatch, *, temperature: float, dtype: torch.dtype, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Logprob of each token that counts, and the entropy of the distribution it was drawn from.
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name].detach()
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
-    Both are of the distribution sampled from: ``log_softmax(logits / temperature)``, in float32. Logits are
-    made only from the first position that any row needs.
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
 
-    Parameters
-    ----------
-    temperature
-        Of the sampling, > 0.
-    dtype
-        Type that matrix products are computed in.
-    entropy_gradient
-        Whether the entropy carries a gradient; without, it costs no memory.
-
-    Returns
-    -------
-    Logprobs and entropy, each ``[tokens]``, in nats.
-    """
-    first = int(batch.position.min()) - 1
-    with _autocast(batch.input_ids.device, dtype):
-        logits = model(
-            input_ids=batch.input_ids,
-            use_cache=False,
-            logits_to_keep=batch.input_ids.shape[1] - first,
-        ).logits
-    drawn_from = logits[batch.row, batch.position - 1 - first].float() / temperature
-    log_probs = drawn_from.log_softmax(dim=-1)
-    drawn = batch.input_ids[batch.row, batch.position]
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
-    return log_probs.gather(-1, drawn[:, None])[:, 0], entropy
-
-
-def _autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+    def __len__(self) -> int:
+        return len(self._tensors)

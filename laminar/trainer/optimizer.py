@@ -12,7 +12,7 @@ __all__ = ["build_optimizer", "optimizer_state", "restore_optimizer", "set_learn
 
 
 def build_optimizer(model: Any, config: AdamW) -> torch.optim.AdamW:
-    """AdamW that decays matrices only."""
+    """AdamW that decays matrices only. Fused: the plain one takes memory for another copy of the weights on a GPU."""
     parameters = list(model.parameters())
     return torch.optim.AdamW(
         [
@@ -22,6 +22,7 @@ def build_optimizer(model: Any, config: AdamW) -> torch.optim.AdamW:
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
+        fused=True,
     )
 
 

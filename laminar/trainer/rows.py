@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Sample", "rewards_of", "samples_of", "staleness_of"]
+__all__ = ["Sample", "rewards_of", "samples_of", "staleness_of", "unscored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,23 @@ class Sample:
         return int(self.loss_mask.sum())
 
 
+def unscored(prompt: Sequence[int], response: Sequence[int]) -> Sample:
+    """A row of which all response tokens count, without what only training needs."""
+    return Sample(
+        np.asarray(prompt, np.int64),
+        np.asarray(response, np.int64),
+        np.zeros(len(response), np.float32),
+        np.ones(len(response), np.bool_),
+        0.0,
+    )
+
+
 def rewards_of(rows: pa.Table) -> npt.NDArray[np.float64]:
+    """Rewards, ``[rows]``; ``ValueError`` if one is missing or there is no row."""
+    if rows.num_rows == 0:
+        raise ValueError("a step was given no rows; expected at least one complete group")
     missing = rows["reward"].null_count
-    if missing or rows.num_rows == 0:
+    if missing:
         raise ValueError(f"{missing} of {rows.num_rows} rows have no reward; only scored rows can be trained")
     return np.asarray(rows["reward"].to_numpy(), dtype=np.float64)
 

@@ -94,8 +94,8 @@ class Layout:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> Layout:
         """Layout of named tensors, any dtype and device, in engine order."""
-        named = dict(tensors)
-        specs = [TensorSpec(name, _dtype(t), tuple(t.shape), t.numel() * t.element_size()) for name, t in named.items()]
+        named = tensors.items() if isinstance(tensors, Mapping) else tensors
+        specs = [TensorSpec(name, _dtype(t), tuple(t.shape), t.numel() * t.element_size()) for name, t in named]
         return cls.pack(specs, chunk_bytes=chunk_bytes)
 
     @classmethod

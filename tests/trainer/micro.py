@@ -59,6 +59,7 @@ def rows(
             "logprobs": pa.array(logprobs, pa.list_(pa.float32())),
             "loss_mask": pa.array([[1] * len(response) for response in responses], pa.list_(pa.int8())),
             "reward": pa.array(random.random(len(groups)), pa.float32()),
+            "finish_reason": pa.array(["length" if len(response) > 30 else "stop" for response in responses]),
             "weight_version": pa.array([version - index % 2 for index in range(len(groups))], pa.int64()),
         }
     )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -7,7 +9,7 @@ import torch
 
 from laminar.errors import RunFailed
 from laminar.trainer.learner import Learner
-from tests.trainer.micro import VOCABULARY, rows
+from tests.trainer.micro import rows
 
 
 def gradient_of(learner: Learner, table: pa.Table) -> torch.Tensor:
@@ -159,15 +161,20 @@ def test_tied_weights_are_published_once_and_in_the_served_type(model_folder, ma
     assert "model.embed_tokens.weight" in tensors
     assert "lm_head.weight" not in tensors
     assert not any(tensor.requires_grad for tensor in tensors.values())
-    served = Learner(
-        model_folder,
-        make_learner().algorithm,
-        make_learner().config,
-        temperature=1.0,
-        seed=0,
-        dtype="bfloat16",
-    ).tensors()
-    assert {tensor.dtype for tensor in served.values()} == {torch.bfloat16}
+    reference = make_learner()
+    learner = Learner(model_folder, reference.algorithm, reference.config, temperature=1.0, seed=0, dtype="bfloat16")
+    assert {tensor.dtype for tensor in learner.tensors().values()} == {torch.bfloat16}
+
+
+def test_publishing_in_another_type_keeps_no_second_model(model_folder, make_learner):
+    """SkyRL #1623, verl #2995: out of memory exactly at the weight sync."""
+    reference = make_learner()
+    learner = Learner(model_folder, reference.algorithm, reference.config, temperature=1.0, seed=0, dtype="bfloat16")
+    served = learner.tensors()
+    alive = [weakref.ref(served[name]) for name in served]
+    assert [ref() for ref in alive] == [None] * len(served)
+    name = "model.embed_tokens.weight"
+    assert reference.tensors()[name].data_ptr() == reference.model.model.embed_tokens.weight.data_ptr()
 
 
 def test_updates_smaller_than_bfloat16_can_hold_are_not_lost(model_folder, make_learner):
@@ -178,9 +185,41 @@ def test_updates_smaller_than_bfloat16_can_hold_are_not_lost(model_folder, make_
     assert not torch.equal(before, learner.model.model.norm.weight)
 
 
-def test_a_prompt_token_never_needs_a_logit(make_learner, monkeypatch):
-    learner = make_learner()
-    shapes = []
-    learner.model.lm_head.register_forward_hook(lambda module, args, output: shapes.append(output.shape))
-    learner.token_logprobs([[1] * 50], [[2, 3, 4]])
-    assert shapes == [(1, 4, VOCABULARY)]
+def test_more_mini_batches_than_rows_are_as_many_updates_as_there_are_rows(make_learner):
+    learner = make_learner(minibatches=8)
+    updates = []
+    learner._optimizer.register_step_post_hook(lambda *_: updates.append(1))
+    assert learner.step(rows((3,)), version=3).rows == 3
+    assert len(updates) == 3
+
+
+def test_rows_of_which_no_token_counts_are_refused(make_learner):
+    table = rows((2,))
+    masks = pa.array([[0] * len(ids) for ids in table["response_ids"].to_pylist()], pa.list_(pa.int8()))
+    with pytest.raises(ValueError, match="none of 2 rows has a token that counts"):
+        make_learner().step(table.set_column(table.column_names.index("loss_mask"), "loss_mask", masks), version=3)
+
+
+def test_a_step_without_rows_is_refused(make_learner):
+    with pytest.raises(ValueError, match="given no rows"):
+        make_learner().step(rows((2,)).slice(0, 0), version=3)
+
+
+def test_an_empty_answer_counts_for_its_group_and_has_no_loss(make_learner):
+    table = rows((3,))
+    cut = table.to_pylist()
+    for name in ("response_ids", "logprobs", "loss_mask"):
+        cut[1][name] = []
+    report = make_learner().step(pa.Table.from_pylist(cut, schema=table.schema), version=3)
+    assert report.rows == 3
+    assert report.tokens == len(cut[0]["response_ids"]) + len(cut[2]["response_ids"])
+    assert report.reward_mean == pytest.approx(np.mean(table["reward"].to_numpy()))
+
+
+def test_the_share_of_answers_that_were_cut_is_what_the_engine_said_and_not_guessed_from_lengths(make_learner):
+    """verl #7817, #7823: a truncation rate against the padded width, or the wrong cap."""
+    table = rows((4,))
+    reasons = pa.array(["length", "stop", "stop", "length"])
+    table = table.set_column(table.column_names.index("finish_reason"), "finish_reason", reasons)
+    assert make_learner().step(table, version=3).cut_fraction == 0.5
+    assert make_learner(budget=1).step(table.slice(1, 3), version=3).cut_fraction == pytest.approx(1 / 3)
