@@ -22,6 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_restarted_pool_has_what_was_streamed(path: Path) -> None:
+    """verl #4199: samples in flight were lost on resume."""
     pool = PartialPool(path)
     pool.extend([("g0-0", 1, 7, 0, [5, 6], [-0.5, -0.25]), ("g0-1", 1, 7, 0, [9], [-1.0])])
     pool.extend([("g0-0", 1, 7, 2, [7], [-0.125])])
@@ -61,6 +62,7 @@ def test_tokens_that_come_after_the_trajectory_was_stored_are_refused(path: Path
 
 
 def test_a_response_never_has_two_versions_or_a_hole(path: Path) -> None:
+    """slime #2092: an aborted response went on under other weights, three versions in one sample."""
     pool = PartialPool(path)
     pool.extend([("k", 1, 4, 0, [1, 2], [0.0, 0.0])])
     assert pool.extend([("k", 2, 5, 2, [3], [0.0])]) == 0
@@ -176,6 +178,7 @@ def test_a_turn_goes_with_the_tokens_before_it(path: Path) -> None:
     ],
 )
 def test_a_turn_that_cannot_be_kept_is_one_line(path: Path, turn: tuple[int, int, bytes], why: str) -> None:
+    """NeMo-RL #2917: huge environment states were sent in every step."""
     pool = PartialPool(path)
     with pytest.raises(ValueError, match=why):
         pool.extend([("j", 1, 7, 0, [5], [0.0]), ("k", 1, 7, 0, [5], [0.0], turn)])

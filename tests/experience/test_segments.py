@@ -59,6 +59,7 @@ def test_a_crash_between_compacting_and_deleting_shows_no_row_twice(url: str) ->
 
 
 def test_a_half_written_file_is_swept_and_never_seen(tmp_path: Path) -> None:
+    """prime-rl #1712: a resume read what was half written."""
     segments, _ = opened(tmp_path)
     segments.append(batch(1))
     (tmp_path / "rows/segments/000000000002.1.arrow.tmp").write_bytes(b"half")

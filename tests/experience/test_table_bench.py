@@ -26,6 +26,7 @@ print(json.dumps(memory_while(Path(sys.argv[1]), float(sys.argv[2]), int(sys.arg
 def test_the_owners_memory_is_flat_while_payload_goes_through_its_budget(
     tmp_path: Path, gigabytes: float, budget: int
 ) -> None:
+    """verl #2950, #429: buffers grew until the host was out of memory."""
     command = [sys.executable, "-c", MEMORY, str(tmp_path), str(gigabytes), str(budget)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1700, check=True)
     numbers = json.loads(done.stdout)

@@ -137,6 +137,7 @@ def test_what_is_leased_cannot_be_evicted(reopen: Open) -> None:
 
 
 def test_the_tables_rules_choose_and_evict_and_the_reasons_are_counted(reopen: Open) -> None:
+    """AReaL #450: after dynamic sampling the batch was short and nobody said so."""
     table = reopen(rules=Rules(freshest, (equal_rewards, older_than(50.0))), now=lambda: 100.0)
     table.append(group("equal", version=5, finished_at=100.0, reward=1.0))
     table.append(group("old", version=5, finished_at=49.0))

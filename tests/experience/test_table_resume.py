@@ -144,3 +144,23 @@ def test_a_resume_trains_the_same_prompts_as_an_undisturbed_run(tmp_path: Path) 
     undisturbed = trained_after(str(tmp_path / "a"), set())
     assert undisturbed == dict.fromkeys(range(6), 2)
     assert trained_after(str(tmp_path / "b"), {2, 3, 7, 11}) == undisturbed
+
+
+def test_a_resume_has_under_way_what_was_under_way_before_and_no_more(reopen: Open) -> None:
+    """verl #7759: a resume took up what was in flight and handed out the first batches once more beside it."""
+    limit = 8
+    table, pool = reopen(), PromptPool([Source("a", 100)], seed=0)
+    before = [draw.group_id for draw in pool.take(limit)]
+    for name in (before[0], before[1], before[5]):
+        table.append(group(name))
+    table.append(group(before[2], samples=[1]))
+    table.commit(lease(table).id, step=1, version=0)
+    before = [*before[1:], *(draw.group_id for draw in pool.take(1))]  # in the place of what was trained
+
+    again, pool = reopen(), PromptPool([Source("a", 100)], seed=0)
+    pool.consume(Draw.number(name) for name in again.groups_settled())
+    end = 1 + max(Draw.number(name) for name in again.groups_seen())
+    whole = {row.id for row in again._index.ready()}
+    begun = [draw.group_id for draw in pool.take(end, before=end) if draw.group_id not in whole]
+    new = [draw.group_id for draw in pool.take(limit - len(whole) - len(begun))]
+    assert sorted([*whole, *begun, *new]) == sorted(before)

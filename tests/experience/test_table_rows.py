@@ -39,7 +39,7 @@ def test_two_groups_with_the_same_prompt_text_stay_two(reopen: Open) -> None:
 
 
 def test_uneven_groups_keep_to_themselves(reopen: Open) -> None:
-    """slime #1414: groups of 4, 3 and 1 were cut by a fixed size."""
+    """slime #1414, #2230, AReaL #1419: groups of 4, 3 and 1 were cut by a fixed size."""
     table = reopen()
     rows = [one(name, n, size=size) for name, size in (("four", 4), ("three", 3), ("one", 1)) for n in range(size)]
     table.append(batch(*rows[::-1]))
@@ -49,6 +49,7 @@ def test_uneven_groups_keep_to_themselves(reopen: Open) -> None:
 
 
 def test_rows_without_a_reward_are_counted_and_never_leased(reopen: Open) -> None:
+    """TRL #2737: a row that cannot be scored is left out, and its reward is not 0."""
     table = reopen()
     table.append(batch(one("g0", 0, size=3), one("g0", 1, size=3, drop_reason="reward_timeout"), one("g0", 2, size=3)))
     assert ids(lease(table)) == ["g0-0", "g0-2"]

@@ -111,6 +111,8 @@ def test_a_waiting_lease_is_answered_by_the_append_that_completes_it(tmp_path: P
 
 
 def test_a_lease_that_waits_in_vain_says_for_what(tmp_path: Path) -> None:
+    """SkyRL #1173: 125 of 128 were there for 29 hours, and nothing was said."""
+
     async def _test(c: Cluster) -> None:
         await c.append(batch(*(one("g000016", n, size=8) for n in range(3)), one("g000031", 0, size=8)))
         assert await c.lease(2, deadline=0.0) == {
@@ -246,6 +248,24 @@ def test_rules_and_evictions_reach_the_table(tmp_path: Path) -> None:
         assert (counts["evicted_version_gone"], counts["evicted_equal_rewards"]) == (2, 2)
 
     on_cluster(_test, tmp_path, TablePlugin(str(tmp_path), Rules(freshest, (equal_rewards,))))
+
+
+def test_rewards_that_are_all_equal_are_a_wait_that_says_so_and_not_a_crash(tmp_path: Path) -> None:
+    """verl #953, #876: dynamic sampling died of having generated too many."""
+
+    async def _test(c: Cluster) -> None:
+        for number in range(20):
+            await c.append(group(f"g{number}", reward=1.0))
+        assert await c.lease(2, deadline=0.0) == {
+            "status": "waiting",
+            "why": "waiting for 2 complete groups: 0 are complete, and no trajectory of another group has arrived "
+            "(40 evicted_equal_rewards)",
+        }
+        await c.append(group("g20"))
+        await c.append(group("g21"))
+        assert (await c.lease(2))["groups"] == ["g20", "g21"]
+
+    on_cluster(_test, tmp_path, TablePlugin(str(tmp_path), Rules(evictors=(equal_rewards,))))
 
 
 def test_a_lease_ends_by_itself_when_its_time_is_up(tmp_path: Path) -> None:
