@@ -18,6 +18,12 @@ from laminar.experience.segments import Segments
 
 __all__ = ["Payloads"]
 
+_COLUMN_BYTES = 350
+"""What one column of one batch costs beside its values: Arrow's own objects. Measured; more than the values where a
+batch has a few short rows."""
+_JOINED_BYTES = 16 << 20
+"""Up to this size the rows of a part are copied into one chunk; beyond it the copy would cost more than it saves."""
+
 
 class Payloads:
     """The rows' columns by trajectory id.
@@ -27,7 +33,7 @@ class Payloads:
     segments
         The files that hold them all.
     memory_bytes
-        Most bytes of rows to keep in memory; the files written first go first.
+        Most bytes of rows to keep in memory, Arrow's own objects counted; the files written first go first.
     """
 
     def __init__(self, segments: Segments, memory_bytes: int) -> None:
@@ -50,7 +56,7 @@ class Payloads:
 
     def keep(self, file: SegmentFile, table: pa.Table) -> None:
         """Keep a file's rows in memory as its newest, and let go of the oldest beyond the budget."""
-        size = table.get_total_buffer_size()
+        size = table.get_total_buffer_size() + _COLUMN_BYTES * table.num_columns * table.column(0).num_chunks
         self._kept[file] = (table, size)
         self.nbytes += size
         while self.nbytes > self._memory_bytes:
@@ -67,7 +73,9 @@ class Payloads:
                 self._release(file)
         self._files[first:end], self._starts[first:end] = [part], [self._starts[first]]
         if len(tables) == len(files):
-            self.keep(part, pa.concat_tables(tables))
+            table = pa.concat_tables(tables)
+            small = table.get_total_buffer_size() < _JOINED_BYTES
+            self.keep(part, table.combine_chunks() if small else table)
             self._kept.move_to_end(part, last=False)
 
     def gather(self, trajectory_ids: Sequence[str]) -> pa.Table:
