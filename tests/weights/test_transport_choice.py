@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import platform
+import re
 import sys
 from collections.abc import Callable
 
@@ -11,6 +13,7 @@ import pytest
 from laminar.errors import UserError
 from laminar.weights import transport, ucx
 from laminar.weights.transport import choose, installed
+from tests.live import laminar_flow
 
 Machine = Callable[..., None]
 
@@ -99,3 +102,14 @@ def test_a_transport_that_is_unknown_or_not_installed_is_said_so(machine: Machin
         choose("pigeon")
     with pytest.raises(UserError, match=r"pip install 'laminar-flow\[ucx\]'"):
         choose("ucx")
+
+
+@pytest.mark.skipif("ucx" not in installed(), reason="ucxx is not installed")
+def test_check_says_which_transport_is_used_and_what_was_found() -> None:
+    done = laminar_flow("check", "flows/quickstart.py", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)["weights"]
+    assert said["transport"] == "tcp"
+    assert re.fullmatch(
+        r"UCX [\d.]+ has .*posix, .*sysv, .*tcp.*, no RDMA: without it sockets are faster", said["because"]
+    )
