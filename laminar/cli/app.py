@@ -22,6 +22,9 @@ from laminar.errors import LaminarError
 
 __all__ = ["app", "run_app"]
 
+_CTRL_C = 130
+"""What typer makes of a KeyboardInterrupt, as shells do."""
+
 app = typer.Typer(
     name="laminar-flow",
     help="Asynchronous RL post-training of language models as a dataflow on Dask.",
@@ -76,10 +79,10 @@ def _run(arguments: Sequence[str]) -> tuple[int, dict[str, Any]]:
         return _failed(str(error), error.exit_code, {})
     except typer.TyperException as error:
         return _failed(error.format_message(), error.exit_code, {})
-    except (KeyboardInterrupt, typer.Abort):
-        return _failed("ended by Ctrl-C", 130, {"status": "stopped"})
-    except Exception as error:  # noqa: BLE001 - the process's boundary: logged, and told in one line
-        return _failed(f"{type(error).__name__}: {error}; its traceback is in {_log(error)}", 1, {})
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the process's boundary: logged, and told in one line
+        return _failed(f"{type(error).__name__}: {error}; {_log(error)}", 1, {})
+    if answer == _CTRL_C:
+        return _failed("ended by Ctrl-C", _CTRL_C, {"status": "stopped"})
     if isinstance(answer, int):  # typer's way to give an exit code
         return answer, {}
     return 0, dict(answer) if isinstance(answer, Mapping) else {}
@@ -91,10 +94,13 @@ def _failed(text: str, code: int, answer: dict[str, Any]) -> tuple[int, dict[str
     return code, {"status": "failed", "error": text, "run_id": None, **answer}
 
 
-def _log(error: Exception) -> Path:
-    path = Path(tempfile.gettempdir()) / f"laminar-flow-{os.getpid()}.log"
-    path.write_text("".join(traceback.format_exception(error)))
-    return path
+def _log(error: BaseException) -> str:
+    try:
+        path = Path(tempfile.gettempdir()) / f"laminar-flow-{os.getpid()}.log"
+        path.write_text("".join(traceback.format_exception(error)))
+    except OSError as full:
+        return f"its traceback could not be kept ({full})"
+    return f"its traceback is in {path}"
 
 
 if __name__ == "__main__":

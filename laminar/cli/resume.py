@@ -22,13 +22,16 @@ def resume(
     scheduler: Annotated[
         str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Run on the cluster of this Dask scheduler.")
     ] = None,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="The machine that it ran on is gone: do not wait for word from it.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> dict[str, Any]:
     """Resume a run; its summary."""
     from laminar.flow.resume import prepare_resume
     from laminar.flow.run import Prepared
 
-    prepared = prepare_resume(run, store=store)
+    prepared = prepare_resume(run, store=store, lost=lost)
     if not isinstance(prepared, Prepared):
         if not json:
             print(f"run {prepared['run_id']} is finished: nothing to do")

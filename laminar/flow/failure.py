@@ -42,8 +42,11 @@ def explain(error: Exception, folder: RunFolder, *, node: str | None = None) -> 
     known = known_cause(error)
     if known is not None:
         return known
-    trace = "".join(traceback.format_exception(error))
-    log = folder.write_text("logs/error.log", trace)
+    try:
+        log = folder.write_text("logs/error.log", "".join(traceback.format_exception(error)))
+        where = f"its traceback is in {log}"
+    except Exception as full:  # noqa: BLE001 - the store may be what went wrong
+        where = f"its traceback could not be kept in {folder.url} ({full})"
     text = " ".join(str(error).split())
     what = f"{node} raised {type(error).__name__}" if node else type(error).__name__
-    return RunFailed(f"{what}: {text}; its traceback is in {log}")
+    return RunFailed(f"{what}: {text}; {where}")

@@ -10,12 +10,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import xxhash
 
 if TYPE_CHECKING:
     from laminar.flow.plan import Plan
 
-__all__ = ["ending", "record_of"]
+__all__ = ["ending", "is_alive", "is_here", "record_of"]
+
+_CLOCK_SECONDS = 5.0
+"""How far the clock may be set between two looks at when a process started."""
 
 _PACKAGES = ("laminar-flow", "torch", "transformers", "dask", "distributed")
 
@@ -38,7 +42,25 @@ def record_of(plan: Plan) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **_versions()},
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "process_started": psutil.Process().create_time(),
     }
+
+
+def is_here(record: dict[str, Any]) -> bool:
+    """Whether a run was started on this machine."""
+    return bool(record.get("host") == socket.gethostname())
+
+
+def is_alive(record: dict[str, Any]) -> bool:
+    """Whether the process that wrote a record on this machine is still there, and not another of its number.
+
+    Numbers come again: soon after a boot, and in a container at once.
+    """
+    try:
+        started = psutil.Process(int(record["pid"])).create_time()
+    except (KeyError, psutil.NoSuchProcess):
+        return False
+    return bool(abs(started - float(record.get("process_started", started))) < _CLOCK_SECONDS)
 
 
 def ending(status: str, seconds: float, error: str | None = None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from laminar.errors import UserError
 from laminar.flow.store import RunFolder, find_run
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ class Run:
     ----------
     status
         ``running``, ``finished``, ``stopped`` (by Ctrl-C; its checkpoint is good), ``failed``, or ``lost``
-        (its process is gone and has not said how it ended).
+        (its process is gone and has not said how it ended). Whether one on another machine is gone cannot be seen.
     seconds
         From start to end; None where it has not ended.
     """
@@ -75,9 +74,7 @@ def open_run(run: str | Path, store: str = "runs") -> Run:
         There is no such run.
     """
     folder = RunFolder(find_run(str(run), store))
-    record = folder.read_json("run.json")
-    if record is None:
-        raise UserError(f"{folder.url} has no run.json any more")
+    record = folder.record()
     return Run(
         run_id=record["run_id"],
         flow=record["flow"],
@@ -91,20 +88,17 @@ def open_run(run: str | Path, store: str = "runs") -> Run:
 
 
 def status_of(record: dict[str, Any]) -> str:
-    """The status in a ``run.json``; a run that says ``running`` is ``lost`` if its process is not there.
+    """The status in a ``run.json``; one that was ``running`` on this machine is ``lost`` if its process is gone.
 
     Example
     -------
     >>> status_of({"status": "finished"})
     'finished'
     """
-    import socket
-
-    import psutil
+    from laminar.flow.record import is_alive, is_here
 
     status = str(record["status"])
-    here = record.get("host") == socket.gethostname()
-    return "lost" if status == "running" and here and not psutil.pid_exists(record["pid"]) else status
+    return "lost" if status == "running" and is_here(record) and not is_alive(record) else status
 
 
 def _shown(value: Any) -> str:

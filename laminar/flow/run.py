@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from laminar.errors import LaminarError, RunFailed
 from laminar.flow.context import RunContext, new_run_id
 from laminar.flow.failure import explain
+from laminar.flow.finish import end, end_badly, report, summarise
 from laminar.flow.interrupts import Interrupts, not_for_children
 from laminar.flow.plan import Plan, plan
 from laminar.flow.protocols import Cluster, Display, StartCluster
-from laminar.flow.record import ending, record_of
+from laminar.flow.record import record_of
 from laminar.flow.results import RunResult
 from laminar.flow.store import RunFolder
 from laminar.watch.events import topic
@@ -29,6 +30,9 @@ __all__ = ["Prepared", "carry_out", "execute", "prepare"]
 
 STOP_DEADLINE = 300.0
 """Seconds that a run may take to drain and write its checkpoint after the first Ctrl-C."""
+
+RESULT_DEADLINE = 60.0
+"""Seconds for what the flow's function returned, or for the error that ended it, to arrive."""
 
 _GLANCE = 0.1
 """Seconds between two looks at Ctrl-C."""
@@ -120,18 +124,18 @@ def carry_out(
     try:
         with Interrupts() as interrupts:
             value, status = _compute(prepared, watch, interrupts, start_cluster or _local_cluster)
-        seconds = _end(prepared, status)
-        summary = _summary(prepared, status, seconds, watch.kept)
-        _report(prepared, watch)
+            seconds = end(prepared, status)  # Ctrl-C does nothing any more: what has ended well stays so
+            summary = summarise(prepared, status, seconds, watch.kept)
+            report(prepared, watch.say)
     except KeyboardInterrupt:
-        _end(prepared, "stopped", "stopped at once by a second Ctrl-C")
+        end_badly(prepared, watch.say, "stopped", "stopped at once by a second Ctrl-C")
         raise
     except LaminarError as error:
-        _end(prepared, "failed", str(error))
+        end_badly(prepared, watch.say, "failed", str(error))
         raise
     except Exception as error:
         known = explain(error, prepared.folder)
-        _end(prepared, "failed", str(known))
+        end_badly(prepared, watch.say, "failed", str(known))
         raise known from error
     finally:
         if display is not None:
@@ -200,11 +204,11 @@ def _wait(prepared: Prepared, cluster: Cluster, watch: _Watch, interrupts: Inter
 
 def _result(prepared: Prepared, output: Future, nodes: list[Future]) -> Any:
     if output.status == "finished":
-        return output.result()
+        return output.result(timeout=RESULT_DEADLINE)
     failed = next(iter(_named(prepared, nodes, "error")), None)
     if output.status != "error":
         raise RunFailed(f"the scheduler lost the run's tasks ({output.status}); is its process alive?")
-    error = output.exception()
+    error = output.exception(timeout=RESULT_DEADLINE)
     raise explain(error, prepared.folder, node=failed) from error
 
 
@@ -212,36 +216,3 @@ def _named(prepared: Prepared, futures: list[Future], status: str) -> list[str]:
     """Names of the nodes whose futures have this status, in the order of the flow."""
     pairs = zip(prepared.plan.trace.nodes, futures, strict=True)
     return [node.name for node, future in pairs if future.status == status]
-
-
-def _end(prepared: Prepared, status: str, error: str | None = None) -> float:
-    """Write the end into the run's record; seconds since its beginning."""
-    seconds = time.monotonic() - prepared.began
-    prepared.folder.update_json("run.json", ending(status, seconds, error))
-    return seconds
-
-
-def _report(prepared: Prepared, watch: _Watch) -> None:
-    """Draw the run's curves, if a stage left any; a run that cannot be drawn is still a run."""
-    if not any(node.kind == "stage" for node in prepared.plan.trace.nodes):
-        return
-    from laminar.watch.report import write_report
-
-    try:
-        watch.say(f"report: {write_report(prepared.folder.url)}")
-    except (LaminarError, OSError) as error:
-        watch.say(f"no report was written: {error}")
-
-
-def _summary(prepared: Prepared, status: str, seconds: float, kept: list[str]) -> dict[str, Any]:
-    """What the stages counted, under what the run is."""
-    head = {
-        "run_id": prepared.run_id,
-        "flow": prepared.plan.flow.name,
-        "status": status,
-        "seconds": round(seconds, 3),
-        "url": prepared.folder.url,
-        "kept": kept,
-    }
-    prepared.folder.update_summary(head)
-    return {**head, **(prepared.folder.read_json("summary.json") or {})}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,16 @@ def write_bytes(url: str, data: bytes) -> None:
         fs.pipe_file(path, data)
         return
     partial = f"{path}.{secrets.token_hex(4)}.tmp"
-    fs.pipe_file(partial, data)
-    Path(partial).replace(path)
+    try:
+        fs.pipe_file(partial, data)
+        Path(partial).replace(path)
+    except BaseException:  # a full disk, or Ctrl-C
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+_KEYS = {"run_id", "flow", "status", "started", "parameters"}
+"""What every ``run.json`` has."""
 
 
 class RunFolder:
@@ -74,13 +83,13 @@ class RunFolder:
         """
         folder = cls(context.url)
         try:
-            taken = folder.read_json("run.json") is not None
+            taken = not _claimed(context.url)
             if not taken:
                 folder.write_json("run.json", record)
         except Exception as error:
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+            _give_back(context.url)
             raise UserError(
-                f"the run store {context.store} cannot be written: {reason}; give another with --store"
+                f"the run store {context.store} cannot be written: {_reason(error)}; give another with --store"
             ) from error
         if taken:
             raise UserError(f"there is a run {context.run_id} already: {context.url}; give another --run-id")
@@ -95,9 +104,38 @@ class RunFolder:
         write_bytes(self.path(name), (json.dumps(as_plain(value), indent=2) + "\n").encode())
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """What a file says; None where there is none."""
-        data = read_bytes(self.path(name))
-        return None if data is None else dict(json.loads(data))
+        """What a file says; None where there is none.
+
+        Raises
+        ------
+        UserError
+            It cannot be read, or is no JSON object.
+        """
+        try:
+            data = read_bytes(self.path(name))
+            value = None if data is None else json.loads(data)
+        except Exception as error:  # drivers of remote stores raise errors of their own kinds
+            raise UserError(f"{self.path(name)} cannot be read: {_reason(error)}") from error
+        if not (value is None or isinstance(value, dict)):
+            raise UserError(
+                f"{self.path(name)} is a {type(value).__name__}; expected the JSON object that a run writes"
+            )
+        return value
+
+    def record(self) -> dict[str, Any]:
+        """What ``run.json`` says.
+
+        Raises
+        ------
+        UserError
+            There is none, or it is not what a run writes.
+        """
+        record = self.read_json("run.json")
+        if record is None:
+            raise UserError(f"{self.url} is not a run's folder: it has no run.json")
+        if missing := sorted(_KEYS - record.keys()):
+            raise UserError(f"{self.path('run.json')} lacks {', '.join(missing)}; expected what a run writes")
+        return record
 
     def update_json(self, name: str, values: dict[str, Any]) -> None:
         """Set some names of a file and keep the others."""
@@ -116,6 +154,8 @@ class RunFolder:
 def list_runs(store: str) -> list[dict[str, Any]]:
     """``run.json`` of every run in a store, with its ``url``, the oldest first.
 
+    One that cannot be read hides no other: it comes first of all, with the status ``damaged``.
+
     Raises
     ------
     UserError
@@ -125,12 +165,43 @@ def list_runs(store: str) -> list[dict[str, Any]]:
     try:
         fs, path = fsspec.core.url_to_fs(store)
         files = fs.glob(f"{path}/*/*/run.json")
-        folders = [RunFolder(f"{store}/{'/'.join(file.split('/')[-3:-1])}") for file in files]
-        records = [(record, folder.url) for folder in folders if (record := folder.read_json("run.json"))]
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"the run store {store} cannot be read: {error}") from error
-    runs = [{**record, "url": url} for record, url in records]
+    except Exception as error:  # drivers of remote stores raise errors of their own kinds
+        raise UserError(f"the run store {store} cannot be read: {_reason(error)}") from error
+    runs = [_record(f"{store}/{'/'.join(file.split('/')[-3:-1])}") for file in files]
     return sorted(runs, key=lambda record: str(record["started"]))
+
+
+def _record(url: str) -> dict[str, Any]:
+    """What a run's folder says of it."""
+    try:
+        return {**RunFolder(url).record(), "url": url}
+    except UserError as error:
+        flow, run_id = url.split("/")[-2:]
+        return {"run_id": run_id, "flow": flow, "started": "", "status": "damaged", "error": str(error), "url": url}
+
+
+def _claimed(url: str) -> bool:
+    """Make a run's folder; False where somebody has it already. On a local disk only one of several gets it."""
+    fs, path = fsspec.core.url_to_fs(url)
+    if not isinstance(fs, LocalFileSystem):
+        return not fs.exists(f"{path}/run.json")
+    fs.makedirs(posixpath.dirname(path), exist_ok=True)
+    try:
+        Path(path).mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _give_back(url: str) -> None:
+    """Remove a run's folder that nothing could be written to; what is not there or not empty stays as it is."""
+    if "://" not in url:
+        with suppress(OSError):
+            Path(url).rmdir()
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
 
 
 def find_run(run: str, store: str = "runs") -> str:
@@ -148,8 +219,7 @@ def find_run(run: str, store: str = "runs") -> str:
     """
     if "/" in run or (Path(run) / "run.json").is_file():
         url = absolute(run)
-        if RunFolder(url).read_json("run.json") is None:
-            raise UserError(f"{run} is not a run's folder: it has no run.json")
+        RunFolder(url).record()
         return url
     runs = list_runs(store)
     ids = [record["run_id"] for record in runs]

@@ -59,6 +59,8 @@ def flow(tmp_path, monkeypatch):
         (["run", "flow.py", "--size", "3", "--run-id", "a/b"], "run id 'a/b': expected"),
         (["graph", "flow.py", "--size", "3", "--output", "x.png"], "expected a file that ends in .svg"),
         (["query", "latest", "select 1"], "there is no run in the store"),
+        (["check", "--size", "3", "flow.py"], "expected a flow's FILE first and its options after it"),
+        (["resume", "nosuch://a/b"], "nosuch://a/b/run.json cannot be read: Protocol not known: nosuch"),
         (["ruin"], "No such command 'ruin'"),
         (["ls", "--stor", "x"], "No such option"),
         (["bench", "nothing"], "there is no bench `nothing`"),
@@ -125,12 +127,36 @@ def test_an_unforeseen_error_is_one_line_and_its_traceback_is_kept(capfd, monkey
     assert "ZeroDivisionError: division by zero; its traceback is in " in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("json_too", [False, True])
+def test_ctrl_c_before_anything_has_started_is_one_line_and_exit_130(flow, capfd, tmp_path, json_too):
+    (tmp_path / "flow.py").write_text("raise KeyboardInterrupt\n")
+    assert run_app(["run", flow, *(["--json"] if json_too else [])]) == 130
+    out, err = capfd.readouterr()
+    assert err == "laminar-flow: ended by Ctrl-C\n"
+    assert not json_too or json.loads(out) == {"status": "stopped", "error": "ended by Ctrl-C", "run_id": None}
+
+
+def test_a_flow_file_that_exits_is_one_json_object_too(flow, capfd, tmp_path):
+    (tmp_path / "flow.py").write_text("import sys\nsys.exit(0)\n")
+    assert run_app(["check", flow, "--json"]) == 2
+    assert json.loads(capfd.readouterr().out)["error"] == "flow.py:2 raised SystemExit: 0"
+
+
+def test_an_unforeseen_error_is_told_where_its_traceback_cannot_be_kept(capfd, monkeypatch):
+    monkeypatch.setitem(bench.BENCHES, "broken", lambda: {"x": 1 / 0})
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.gettempdir", lambda: "/proc/nowhere")
+        assert run_app(["bench", "broken"]) == 1
+    assert "ZeroDivisionError: division by zero; its traceback could not be kept" in capfd.readouterr().err
+
+
 def test_a_bench_gives_its_numbers(capfd, monkeypatch):
     monkeypatch.setitem(bench.BENCHES, "quick", lambda: {"ratio": 0.95})
     assert run_app(["bench", "quick", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"status": "ok", "bench": "quick", "ratio": 0.95}
     assert run_app(["bench"]) == 0
-    assert "quick" in capfd.readouterr().out
+    assert "quick" in (out := capfd.readouterr().out)
+    assert "Handing a version over, taking it" in out
 
 
 def test_version_and_bare_command(capfd):

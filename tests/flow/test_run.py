@@ -18,6 +18,7 @@ from distributed import Client, Nanny, Scheduler, SpecCluster
 
 import laminar as lm
 from laminar.errors import RunFailed, UserError
+from laminar.flow import store
 from laminar.flow.load import load_flow
 from laminar.flow.run import execute
 
@@ -212,6 +213,40 @@ def test_ctrl_c_once_stops_the_run_in_order(tmp_path, flow, start):
     assert any(line.startswith("stopping: ") for line in shown.lines)
     assert record(tmp_path)["status"] == "stopped"
     assert signal.getsignal(signal.SIGINT) is before and not start.running.killed
+
+
+def test_ctrl_c_after_the_end_makes_nothing_of_a_run_that_is_finished(tmp_path, flow, start):
+    def on(line: str) -> None:
+        if line.startswith("report: "):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    done = execute(flow, {}, store=str(tmp_path), display=Shown(on), start_cluster=start)
+    assert done.status == record(tmp_path)["status"] == "finished"
+
+
+def test_a_run_that_cannot_be_drawn_is_finished_all_the_same(tmp_path, flow, start, monkeypatch):
+    monkeypatch.setattr("laminar.watch.report.write_report", lambda url: 1 / 0)
+    shown = Shown()
+    done = execute(flow, {}, store=str(tmp_path), display=shown, start_cluster=start)
+    assert done.status == record(tmp_path)["status"] == "finished"
+    assert "no report was written: ZeroDivisionError: division by zero" in shown.lines
+
+
+def test_where_the_store_fills_up_the_cause_is_told_and_not_what_followed_from_it(tmp_path, flow, start, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def on(line: str) -> None:
+        if line == "total running":
+            monkeypatch.setattr(store, "write_bytes", full)
+
+    shown = Shown(on)
+    with pytest.raises(
+        RunFailed, match=r"^total raised ValueError: no sum to be had; its traceback could not be kept in"
+    ):
+        execute(flow, {"fail": True}, store=str(tmp_path), display=shown, start_cluster=start)
+    assert any("run.json does not say how the run ended: [Errno 28] No space left" in line for line in shown.lines)
 
 
 def test_ctrl_c_twice_kills_the_cluster(tmp_path, flow, start, monkeypatch):

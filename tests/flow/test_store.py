@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -82,6 +86,50 @@ def test_a_store_that_cannot_be_written_is_one_line_with_its_url_and_the_reason(
     assert url in str(caught.value) and "\n" not in str(caught.value) and "--store" in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"run_id": "r"}'])
+def test_a_damaged_record_hides_no_other_run(store, text):
+    (Path(store) / "demo" / "20300101-0900-aaaa" / "run.json").write_text(text)
+    runs = list_runs(store)
+    assert [run["status"] for run in runs] == ["damaged", "finished", "finished"]
+    assert (runs[0]["flow"], runs[0]["url"]) == ("demo", f"{store}/demo/20300101-0900-aaaa")
+    assert find_run("latest", store).endswith("20300102-0900-aaaa")
+    with pytest.raises(UserError, match=r"demo/20300101-0900-aaaa/run.json "):
+        lm.open_run("20300101-0900-a", store)
+
+
+def test_a_run_in_a_store_that_cannot_be_read_is_one_line():
+    with pytest.raises(UserError, match=r"nosuch://a/b/run.json cannot be read: Protocol not known: nosuch"):
+        find_run("nosuch://a/b")
+
+
+def test_of_several_runs_of_one_id_at_once_one_gets_it(tmp_path):
+    barrier = threading.Barrier(8)
+
+    def start(number: int) -> bool:
+        barrier.wait(timeout=30)
+        try:
+            make_run(tmp_path, "demo", "r1", "2030", number=number)
+        except UserError as error:
+            assert "there is a run r1 already" in str(error)
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(start, range(8))) == 1
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UserError, match="cannot be written: No space left on device"):
+        make_run(tmp_path, "demo", "r1", "2030")
+    monkeypatch.undo()
+    assert not list((tmp_path / "demo").iterdir())
+    make_run(tmp_path, "demo", "r1", "2030")
+
+
 def test_a_run_id_is_not_used_twice(store):
     with pytest.raises(UserError, match="there is a run 20300101-0900-aaaa already"):
         make_run(store, "demo", "20300101-0900-aaaa", "2030")
@@ -108,12 +156,20 @@ def test_a_summary_grows_and_nothing_half_written_is_left(tmp_path):
 
 
 def test_a_running_run_whose_process_is_gone_is_lost(tmp_path):
-    import socket
-
     gone = {"status": "running", "host": socket.gethostname(), "pid": 2**22 + 1}
     make_run(tmp_path, "demo", "r1", "2030", **gone)
     make_run(tmp_path, "demo", "r2", "2031", **{**gone, "pid": os.getpid()})
     assert [lm.open_run(r, store=str(tmp_path)).status for r in ("r1", "r2")] == ["lost", "running"]
+
+
+def test_another_process_of_the_same_number_does_not_keep_a_run_alive(tmp_path):
+    import psutil
+
+    mine = {"status": "running", "host": socket.gethostname(), "pid": os.getpid()}
+    started = psutil.Process().create_time()
+    make_run(tmp_path, "demo", "r1", "2030", **mine, process_started=started)
+    make_run(tmp_path, "demo", "r2", "2031", **mine, process_started=started - 3600)
+    assert [lm.open_run(r, store=str(tmp_path)).status for r in ("r1", "r2")] == ["running", "lost"]
 
 
 def test_an_opened_run_shows_itself_in_a_notebook(store):
