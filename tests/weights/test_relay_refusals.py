@@ -14,8 +14,7 @@ from laminar.weights import wire
 from laminar.weights.chain import Member, Plan
 from laminar.weights.layout import Layout
 from laminar.weights.mapping import Segment
-from laminar.weights.tcp import Tcp
-from laminar.weights.transport import split_address
+from laminar.weights.transport import installed, open_transport, split_address
 from tests.weights.relay_host import SIZE, Host, layout
 
 
@@ -144,9 +143,11 @@ def test_a_member_that_is_no_relay_is_passed_over_with_one_line(host: Callable[.
     assert last.owner.held() == [1]
 
 
-def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
-    listener = Tcp().listen("127.0.0.1")
+@pytest.mark.parametrize("name", installed())
+def test_a_port_in_use_is_one_line_that_says_what_to_do(name: str) -> None:
+    transport = open_transport(name)
+    listener = transport.listen("127.0.0.1")
     _, _, port = split_address(listener.address)
     with pytest.raises(LaminarError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use; give another"):
-        Tcp().listen("127.0.0.1", port)
+        transport.listen("127.0.0.1", port)
     listener.close()
