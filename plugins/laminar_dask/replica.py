@@ -58,6 +58,7 @@ class ReplicaSettings:
     threads: int
     seed: int
     trajectory_deadline: float
+    dtype: str = "float32"
     emulation: Emulation | None = None
 
     @property
@@ -138,7 +139,9 @@ class ReplicaPlugin(WorkerPlugin):
         settings = self.settings
 
         def build() -> tuple[Engine, Any]:
-            options: dict[str, Any] = {"emulation": settings.emulation} if settings.emulated else {}
+            options: dict[str, Any] = (
+                {"emulation": settings.emulation} if settings.emulated else {"dtype": settings.dtype}
+            )
             if not settings.emulated:
                 import torch
 
