@@ -10,38 +10,33 @@ import asyncio
 import time
 from typing import Any
 
-from distributed import Client, Worker, fire_and_forget, get_worker
+from distributed import Client, Worker, get_worker
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 
-from laminar.errors import LaminarError, RunFailed
+from laminar.errors import RunFailed
 from laminar.flow.context import RunContext
 from laminar.post_train import PostTrainSpec
 from laminar.settings import Policy
 from laminar.trajectory import Version
 from laminar.watch.events import topic
-from laminar_dask.emulated_trainer import EmulatedTrainer
-from laminar_dask.environment import EnvironmentPlugin
 from laminar_dask.evaluation import EvaluationJob, held_out_requests
 from laminar_dask.feeder import Feeder
-from laminar_dask.relay import RelayPlugin
 from laminar_dask.relay_chain import ChainPlugin
-from laminar_dask.repack import RepackPlugin, RepackSettings, freed_topic
-from laminar_dask.replica import ReplicaPlugin, ReplicaSettings
+from laminar_dask.repack import freed_topic
 from laminar_dask.reporter import Reporter
 from laminar_dask.roles import RolesPlugin
-from laminar_dask.supervisor import ActorHandle, ActorRestarted, ActorSupervisor
+from laminar_dask.stage import worker_plugins
+from laminar_dask.supervisor import ActorSupervisor
 from laminar_dask.table import TablePlugin
-from laminar_dask.trainer import Trainer, TrainerSettings
+from laminar_dask.trainer_link import TrainerLink
 
 __all__ = ["Conductor", "conduct"]
 
 LEASE_POLL = 2.0
 """Seconds of one wait for a full batch; after it the conductor looks around and waits again."""
-STEP_DEADLINE = 3600.0
-START_DEADLINE = 300.0
 STALL_DEADLINE = 600.0
-"""Seconds without one finished trajectory or step after which the run fails and says what it waited for."""
+"""See ``stall_deadline``."""
 SKIPPED_BATCHES = 10
 """Batches of trajectories that dynamic sampling may skip without a step before the run ends with what it has."""
 CONNECTIONS = 3
@@ -88,12 +83,10 @@ class Conductor:
         self.context = context
         self.worker = worker
         self.client = client
-        self.step = 0
-        self.version: Version = 0
         self.skipped = 0
         self.ended = ""
         self.stopping = False
-        self.trainer: ActorHandle | None = None
+        self.trainer: TrainerLink | None = None
         self.calls: set[asyncio.Future[Any]] = set()
         self.model = str(getattr(spec.model, "checkpoint", spec.model))
         self.reporter = Reporter(worker, context, spec)
@@ -126,6 +119,16 @@ class Conductor:
         if self.trainer is not None:
             await self.client.cancel([self.trainer.future], force=True)
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, as far as the trainer has said."""
+        return self.trainer.step if self.trainer is not None else 0
+
+    @property
+    def version(self) -> Version:
+        """Version that the trainer holds, as far as it has said."""
+        return self.trainer.version if self.trainer is not None else 0
+
     # -- setting up ---------------------------------------------------------------------------------------
 
     async def _set_up(self) -> None:
@@ -134,14 +137,18 @@ class Conductor:
             await self.client.register_plugin(plugin)
         first: Any = await self.worker.scheduler.laminar_enter_stage(stage=f"post_train-{context.run_id}")
         if first:
-            await self._register_worker_plugins()
+            for plugin in worker_plugins(self.spec, context, self.model):
+                await self.client.register_plugin(plugin)
         control = f"laminar-control-{context.run_id}"
         self.client.subscribe_topic(control, self._control)
         for event in await self.client.get_events(control):  # asked before we listened
             self._control(event)
         self.table_plugin: TablePlugin = self.worker.plugins[TablePlugin.name]
         self.table = self.table_plugin.table
-        self.trainer = await self._start_trainer()
+        self.trainer = await TrainerLink.submit(
+            self.client, self.worker, self.spec, context, self.model, say=self.reporter.message
+        )
+        await self.trainer.start()
         self.feeder = Feeder(self)
         await self.feeder.recover()
         self.reporter.feeder = self.feeder
@@ -151,83 +158,6 @@ class Conductor:
             self.reporter.message(note, level="warning")
         self._evaluate_now()
 
-    async def _register_worker_plugins(self) -> None:
-        spec, context = self.spec, self.context
-        rollouts = spec.rollouts
-        replica = ReplicaSettings(
-            run=context.run_id,
-            model=self.model,
-            engine=rollouts.engine,
-            kv_tokens=rollouts.kv_tokens,
-            slots=rollouts.slots,
-            threads=rollouts.threads,
-            seed=spec.seed,
-            trajectory_deadline=spec.trajectory_deadline,
-            emulation=rollouts.emulation if rollouts.emulated else None,
-        )
-        repack = RepackSettings(
-            run=context.run_id,
-            cap=rollouts.max_new_tokens,
-            slots=rollouts.slots,
-            time_scale=rollouts.emulation.time_scale if rollouts.emulated else 1.0,
-            automatic=rollouts.repack,
-        )
-        plugins: list[Any] = [
-            TablePlugin(context.url, spec.rules()),
-            RelayPlugin(context.run_id),
-            RepackPlugin(repack),
-            ReplicaPlugin(replica),
-        ]
-        plugins += [
-            EnvironmentPlugin(environment.fingerprint(), environment, deadline=rollouts.score_deadline)
-            for environment in (spec.environment, spec.evaluate_on)
-            if environment is not None
-        ]
-        for plugin in plugins:
-            await self.client.register_plugin(plugin)
-
-    async def _start_trainer(self) -> ActorHandle:
-        spec, context = self.spec, self.context
-        settings = TrainerSettings(
-            run=context.run_id,
-            run_url=context.url,
-            model=self.model,
-            algorithm=spec.algorithm,
-            optimizer=spec.optimizer,
-            temperature=spec.rollouts.temperature,
-            seed=spec.seed,
-            dtype=spec.dtype,
-            max_tokens_per_microbatch=spec.max_tokens_per_microbatch,
-            checkpoint_every=spec.checkpoint_every,
-            staleness_ceiling=spec.staleness_ceiling,
-            threads=spec.trainer_threads,
-        )
-        emulated = spec.rollouts.emulated
-        future = self.client.submit(
-            EmulatedTrainer if emulated else Trainer,
-            *((settings, spec.rollouts.emulation) if emulated else (settings,)),
-            actor=True,
-            resources={"trainer": 1},
-            key=f"trainer-{context.run_id}",
-            pure=False,
-        )
-        fire_and_forget(future)  # it outlives this client, should the data worker die
-        trainer = ActorHandle(future, self.worker, name="trainer")
-        await trainer.synchronise()
-        await self._start_training(trainer)
-        return trainer
-
-    async def _start_training(self, trainer: ActorHandle) -> None:
-        """(Re)load the trainer; a restarted one begins at its newest checkpoint with a new version."""
-        while True:
-            try:
-                state = await trainer.call("start", within=START_DEADLINE)
-            except ActorRestarted as lost:
-                self.reporter.message(str(lost), level="warning")
-                continue
-            self.step, self.version = state["step"], state["version"]
-            return
-
     def _control(self, event: tuple[float, dict[str, Any]]) -> None:
         if event[1].get("action") == "stop" and not self.stopping:
             self.stopping = True
@@ -236,17 +166,15 @@ class Conductor:
     # -- the trainer's loop -------------------------------------------------------------------------------
 
     async def _train(self) -> None:
+        trainer, stall = self._trainer(), stall_deadline(self.spec)
         waiting_since = time.monotonic()
         said = 0.0
         while self.step < self.spec.steps:
             if self.stopping and not self.feeder.busy:
                 return
             data_ended = self.feeder.exhausted
-            try:
-                report = await self.trainer.call("train", self.spec.groups, poll=LEASE_POLL, within=STEP_DEADLINE)
-            except ActorRestarted as lost:
-                self.reporter.message(str(lost), level="warning")
-                await self._start_training(self.trainer)
+            report = await trainer.train(self.spec.groups, poll=LEASE_POLL)
+            if report is None:
                 continue
             self.feeder.settle()
             if report["status"] == "waiting" and (data_ended or self._nothing_to_learn()):
@@ -257,7 +185,7 @@ class Conductor:
                 return
             if report["status"] == "waiting":
                 waited = time.monotonic() - max(waiting_since, self.feeder.last_finished)
-                if waited > STALL_DEADLINE:
+                if waited > stall:
                     raise RunFailed(f"nothing finished for {waited:.0f} s while the trainer was {report['why']}")
                 if waited > SAY_AFTER and time.monotonic() - said > SAY_AFTER:
                     said = time.monotonic()
@@ -265,7 +193,6 @@ class Conductor:
                 continue
             waiting_since = time.monotonic()
             self.skipped = self.table.counts().get("evicted_equal_rewards", 0)
-            self.step, self.version = report["step"], report["version"]
             self.reporter.step(report)
             self._published()
             every = self.spec.evaluate_every
@@ -311,10 +238,10 @@ class Conductor:
         status = "finished" if self.ended or self.step >= self.spec.steps else "stopped"
         self.feeder.admitting = False
         await self.feeder.cancel()
-        checkpoint = await self._save()
+        checkpoint = await self._trainer().save()
         job = self._evaluate_now() if status == "finished" else None
         if job is not None:
-            await self._until_evaluated(job)
+            await job.finish()
         return Policy(
             checkpoint=checkpoint,
             version=self.version,
@@ -333,19 +260,14 @@ class Conductor:
         status: Any = await self.worker.scheduler.laminar_repack_status()
         return dict(status)
 
-    async def _save(self) -> str:
-        while True:
-            try:
-                return str(await self.trainer.call("save", final=True, within=START_DEADLINE))
-            except ActorRestarted as lost:
-                self.reporter.message(str(lost), level="warning")
-                await self._start_training(self.trainer)
+    def _trainer(self) -> TrainerLink:
+        assert self.trainer is not None, "set up"
+        return self.trainer
 
-    async def _until_evaluated(self, job: EvaluationJob) -> None:
-        try:
-            await asyncio.wait_for(job.done.wait(), STALL_DEADLINE)
-        except TimeoutError as error:
-            raise LaminarError(
-                f"the last evaluation has {len(job.results)} of {len(job.requests)} answers after "
-                f"{STALL_DEADLINE:.0f} s"
-            ) from error
+
+def stall_deadline(spec: PostTrainSpec) -> float:
+    """Seconds without one finished trajectory or step after which the run fails and says what it waited for.
+
+    Where trajectories may take long, so may the time until the first of them is finished.
+    """
+    return max(STALL_DEADLINE, 2 * spec.trajectory_deadline)

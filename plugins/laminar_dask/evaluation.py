@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distributed import Client, get_worker, wait
+from distributed import Client, Future, get_worker, wait
 
 from laminar.errors import LaminarError, UserError
 from laminar.flow.context import RunContext
+from laminar.rollout.emulation import is_emulated
 from laminar.rollout.tokens import encode, load_tokenizer
 from laminar.settings import Evaluation, Policy
+from laminar.trainer import checkpoint
 from laminar.trajectory import Sampling, TrajectoryRequest, Version
 from laminar_dask.environment import EnvironmentPlugin
 from laminar_dask.trajectories import submit
@@ -21,7 +24,8 @@ from laminar_dask.trajectories import submit
 __all__ = ["EvaluationJob", "evaluate_policy", "held_out_requests"]
 
 SAMPLED, GREEDY = 0, 1
-DEADLINE = 1800.0
+STALL_DEADLINE = 600.0
+"""Seconds without one more answer after which an evaluation fails."""
 CORRECT = 0.999
 """Greedy accuracy counts answers whose reward is the full one, up to rounding."""
 
@@ -76,6 +80,22 @@ class EvaluationJob:
             self.report(evaluation_of(list(self.results.values()), step=self.step, version=self.version))
             self.done.set()
 
+    async def finish(self, stall: float = STALL_DEADLINE) -> None:
+        """Wait for all answers. ``LaminarError`` if for ``stall`` seconds none came."""
+        while not self.done.is_set():
+            before = len(self.results)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.done.wait(), stall)
+            if len(self.results) == before:
+                raise LaminarError(_stalled(before, len(self.requests), stall))
+
+
+def _stalled(done: int, wanted: int, seconds: float) -> str:
+    return (
+        f"an evaluation has {done} of {wanted} answers, and none came for {seconds:.0f} s; "
+        "the log of the rollout workers says what they do"
+    )
+
 
 def evaluation_of(results: list[tuple[int, dict[str, Any]]], *, step: int, version: Version) -> Evaluation:
     """Means over the answers; an answer without a reward counts as 0, so that a failing scorer cannot raise it.
@@ -107,7 +127,7 @@ async def evaluate_policy(policy: Policy, prompts: Any, context: RunContext) -> 
         version=policy.version,
         requests=held_out_requests(
             prompts,
-            tokenizer=load_tokenizer(policy.checkpoint),
+            tokenizer=await asyncio.to_thread(_tokenizer, policy.checkpoint),
             context=context,
             sampling=policy.sampling,
             at_least=policy.version,
@@ -120,9 +140,28 @@ async def evaluate_policy(policy: Policy, prompts: Any, context: RunContext) -> 
     ) as client:
         await client.register_plugin(EnvironmentPlugin(prompts.fingerprint(), prompts, deadline=10.0))
         futures = submit(client, job.requests)
-        done, pending = await wait(futures, timeout=DEADLINE)
-        if pending:
-            raise LaminarError(f"evaluate has {len(done)} of {len(futures)} answers after {DEADLINE:.0f} s")
+        await _all_done(futures)
         results = await client.gather(futures)
     pairs = [(request.sample, result) for request, result in zip(job.requests, results, strict=True)]
     return evaluation_of(pairs, step=policy.step, version=policy.version)
+
+
+async def _all_done(futures: Sequence[Future], stall: float = STALL_DEADLINE) -> None:
+    """Wait for all futures. ``LaminarError`` if for ``stall`` seconds none was done."""
+    done = -1
+    while True:
+        try:
+            await wait(futures, timeout=stall)
+            return
+        except TimeoutError as error:
+            before, done = done, sum(future.done() for future in futures)
+            if done == before:
+                raise LaminarError(_stalled(done, len(futures), 2 * stall)) from error
+
+
+def _tokenizer(model: str) -> Any:
+    """The tokenizer of a checkpoint, wherever it lies."""
+    if is_emulated(model):
+        return load_tokenizer(model)
+    with checkpoint.as_local(model, weights=False) as folder:
+        return load_tokenizer(str(folder))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from distributed import Worker
 
+from laminar.experience.store import StoreError
 from laminar.flow.context import RunContext
 from laminar.post_train import PostTrainSpec
 from laminar.settings import Evaluation
@@ -37,7 +39,8 @@ class Reporter:
         self.context = context
         self.spec = spec
         self.topic = topic(context.run_id)
-        self.metrics = MetricsWriter(context.url, every_seconds=math.inf)
+        self.metrics = MetricsWriter(context.url, every_seconds=math.inf, every_rows=sys.maxsize)  # `run` flushes
+        self.refused = ""
         self.feeder: Feeder | None = None
         self.replicas: dict[str, dict[str, Any]] = {}
         self.retired_tokens = 0
@@ -88,10 +91,20 @@ class Reporter:
     # -- a look around, once a second ---------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look at the replicas and the table every second, and keep what was seen."""
+        """Look at the replicas and the table every second, and keep what was seen.
+
+        A store that does not take it may come back, and gets all of it then. Whether the run can go on without one
+        is for those to say who cannot.
+        """
         while True:
             await self._look()
-            await asyncio.to_thread(self.metrics.flush, FLUSH_SECONDS)
+            try:
+                await asyncio.to_thread(self.metrics.flush, FLUSH_SECONDS)
+                self.refused = ""
+            except StoreError as error:
+                if not self.refused:
+                    self.refused = str(error)
+                    self.message(f"metrics are kept back, the store does not take them: {error}", level="warning")
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> None:

@@ -11,7 +11,10 @@ from distributed import Scheduler, SchedulerPlugin, Worker
 from laminar.errors import LaminarError
 from laminar_dask._compat import workers_of
 
-__all__ = ["RolesPlugin", "peer", "peers"]
+__all__ = ["SCHEDULER_DEADLINE", "RolesPlugin", "peer", "peers"]
+
+SCHEDULER_DEADLINE = 60.0
+"""Seconds for the scheduler to answer: it has a thousand times less to do."""
 
 
 class RolesPlugin(SchedulerPlugin):
@@ -41,8 +44,14 @@ class RolesPlugin(SchedulerPlugin):
 
 
 async def peers(worker: Worker, role: str) -> list[str]:
-    """Addresses of all workers with a role, asked of the scheduler."""
-    found: Any = await worker.scheduler.laminar_workers(role=role)
+    """Addresses of all workers with a role, asked of the scheduler. ``LaminarError`` if that does not answer."""
+    try:
+        found: Any = await asyncio.wait_for(worker.scheduler.laminar_workers(role=role), SCHEDULER_DEADLINE)
+    except TimeoutError as error:
+        raise LaminarError(
+            f"the scheduler did not say within {SCHEDULER_DEADLINE:.0f} s who has the role `{role}`; "
+            "is its process alive and its machine not overloaded?"
+        ) from error
     return list(found)
 
 

@@ -11,12 +11,18 @@ from distributed.comm import CommClosedError
 
 from laminar.errors import RunFailed
 from laminar_dask._compat import in_background
+from laminar_dask.roles import SCHEDULER_DEADLINE
 
 __all__ = ["ActorHandle", "ActorRestarted", "ActorSupervisor"]
 
 
 WATCH_SECONDS = 0.2
 MAX_RESTARTS = 10
+WINDOW_SECONDS = 3600.0
+"""An actor that dies more than ``MAX_RESTARTS`` times in so long is given up: something is wrong with it. Now and
+then a machine goes, and a long run must not end by that."""
+LOST = ("Worker holding Actor was lost", "Unable to contact Actor's worker")
+"""How Dask's errors about a lost actor begin."""
 
 
 class ActorSupervisor(SchedulerPlugin):
@@ -27,23 +33,28 @@ class ActorSupervisor(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.restarts: dict[Any, int] = {}
+        self.died: dict[Any, list[float]] = {}
 
     async def start(self, scheduler: Scheduler) -> None:
         """Keep the scheduler."""
         self.scheduler = scheduler
         scheduler.handlers["laminar_actor_restarts"] = self.count
 
-    def count(self, key: Any) -> int:
-        """How often an actor was brought back; above ``MAX_RESTARTS`` it was given up."""
-        return self.restarts.get(key, 0)
+    def count(self, key: Any) -> dict[str, Any]:
+        """``restarts``: how often an actor died, and ``given_up``: whether it stays dead."""
+        return {"restarts": self.restarts.get(key, 0), "given_up": len(self.died.get(key, ())) > MAX_RESTARTS}
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any) -> None:
         """An actor that erred while it lived (not in its constructor) has lost its worker: retry it."""
-        task = self.scheduler.tasks.get(key)
-        if finish != "erred" or task is None or not task.actor or start == "processing":
+        if finish != "erred" or start == "processing":
             return
+        task = self.scheduler.tasks.get(key)
+        if task is None or not task.actor:
+            return
+        now = time.monotonic()
         self.restarts[key] = self.restarts.get(key, 0) + 1
-        if self.restarts[key] > MAX_RESTARTS:
+        self.died[key] = [at for at in self.died.get(key, ()) if now - at < WINDOW_SECONDS] + [now]
+        if len(self.died[key]) > MAX_RESTARTS:
             return
 
         async def retry() -> None:
@@ -73,7 +84,7 @@ class ActorHandle:
 
     async def synchronise(self) -> None:
         """Count restarts from now on: what an earlier handle has seen is no news."""
-        self.restarts = await self.worker.scheduler.laminar_actor_restarts(key=self.future.key)
+        self.restarts = (await self._seen())["restarts"]
 
     async def call(self, method: str, *args: Any, within: float, **kwargs: Any) -> Any:
         """Call ``method`` with at most ``within`` seconds.
@@ -108,13 +119,29 @@ class ActorHandle:
         return await getattr(actor, method)(*args, **kwargs)
 
     async def _raise_if_restarted(self) -> None:
-        restarts: Any = await self.worker.scheduler.laminar_actor_restarts(key=self.future.key)
-        if restarts != self.restarts:
-            self.restarts = restarts
-            if restarts > MAX_RESTARTS:
-                raise RunFailed(f"the {self.name} died {restarts} times; it is not started again")
-            raise ActorRestarted(f"the {self.name} was lost and is brought back (restart {restarts})")
+        seen = await self._seen()
+        if seen["restarts"] != self.restarts:
+            self.restarts = seen["restarts"]
+            if seen["given_up"]:
+                raise RunFailed(
+                    f"the {self.name} died {MAX_RESTARTS + 1} times within {WINDOW_SECONDS / 60:.0f} minutes; it is "
+                    "not started again: see the log of its worker, then resume the run"
+                )
+            raise ActorRestarted(f"the {self.name} was lost and is brought back (restart {self.restarts})")
+
+    async def _seen(self) -> dict[str, Any]:
+        """What the supervisor has seen of it."""
+        try:
+            answer: Any = await asyncio.wait_for(
+                self.worker.scheduler.laminar_actor_restarts(key=self.future.key), SCHEDULER_DEADLINE
+            )
+        except TimeoutError as error:
+            raise RunFailed(
+                f"the scheduler did not answer for {SCHEDULER_DEADLINE:.0f} s; is it overloaded?"
+            ) from error
+        return dict(answer)
 
 
 def _is_loss(error: BaseException) -> bool:
-    return isinstance(error, CommClosedError) or "Actor" in str(error)
+    """Whether it is Dask's word of a lost actor, and not an error of the actor's own."""
+    return isinstance(error, CommClosedError) or str(error).startswith(LOST)

@@ -2,7 +2,7 @@
 
 Its methods run on the worker's event loop and give all heavy work to one thread of their own, so that calls
 stay short to answer while a step is computed. It waits for nobody but the data worker: a relay that is dead or
-slow costs it nothing, and the version it missed is made up for by the next one.
+slow costs it nothing, and the version it missed is made up for by the next one, or while there is nothing to do.
 
 A step, in this order: lease, train, write the weights into the relay's segment, commit, checkpoint. Whatever
 dies in between, no row is trained twice in the history that survives: a lease ends with its trainer, and rows
@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed import Worker, get_worker
 
-from laminar.errors import LaminarError, RunFailed
-from laminar.experience.store import StoreError
+from laminar.errors import RunFailed
 from laminar.trainer.config import TrainerSettings
 from laminar.trajectory import Version
-from laminar_dask.relay import announce, prepare
-from laminar_dask.roles import peer
+from laminar_dask.data_worker import RETRY, DataWorker
+from laminar_dask.publication import START_DEADLINE, Publication
 
 if TYPE_CHECKING:
     from laminar.trainer.learner import Learner
@@ -40,15 +39,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LESSEE = "trainer"
-START_DEADLINE = 120.0
-"""Seconds for the data worker and the relay to answer when the trainer starts."""
-CALL_DEADLINE = 120.0
-"""Seconds for the data worker to answer, also when it has to be restarted first."""
 TRANSFER_DEADLINE = 60.0
 """Seconds for leased rows to arrive, after the time that was given for waiting."""
-ANNOUNCE_DEADLINE = 300.0
-"""Seconds in which the relay is told again and again of the newest version."""
-RETRY = 0.2
+SAVE_DEADLINE = 120.0
+"""Seconds for a store that does not take a checkpoint to come back."""
 
 
 class Trainer:
@@ -66,14 +60,10 @@ class Trainer:
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.settings = settings
-        self.failed_announcements = 0
-        self.skipped_publications = 0
         self._resumed = False
         self._busy = asyncio.Lock()
         self._uncommitted: dict[str, Any] | None = None
-        self._announcer: asyncio.Task[None] | None = None
         self._idle_since = 0.0
-        self._data = ""
 
     async def start(self) -> dict[str, Any]:
         """Load the newest checkpoint, or the base model, and publish it. Started already: only the answer.
@@ -117,6 +107,7 @@ class Trainer:
             self.state = "waiting"
             lease = await self._lease(groups, poll)
             if lease["status"] != "OK":
+                await self._publication.make_up()
                 return {"status": "waiting", "why": lease["why"]}
             leased_at = time.monotonic()
             trained = await self._step(lease)
@@ -126,29 +117,31 @@ class Trainer:
     async def save(self, final: bool = False) -> str:
         """Write a checkpoint of this moment, if there is none yet; returns its URL.
 
-        ``final`` also gives it the lasting name ``checkpoints/final``, and returns that.
+        ``final`` also gives it the lasting name ``checkpoints/final``, and returns that; no version follows, so that
+        the newest one is published now if it was left out.
         """
         async with self._busy:
             await self._commit()
-            return await self._in_thread(self._save, final)
+            if final:
+                await self._publication.make_up(within=START_DEADLINE)
+            return await self._save(final)
 
     async def status(self) -> dict[str, Any]:
         """What it does, at once, also in the middle of a step."""
+        started = self.version >= 0
         return {
             "state": self.state,
             "step": self.step,
             "version": self.version,
-            "failed_announcements": self.failed_announcements,
-            "skipped_publications": self.skipped_publications,
+            "failed_announcements": self._publication.failed_announcements if started else 0,
+            "skipped_publications": self._publication.skipped if started else 0,
         }
 
     async def close(self) -> None:
         """Let go of the segment and of the thread, once it is done with what it does. Idempotent."""
         async with self._busy:
-            if self._announcer is not None:
-                self._announcer.cancel()
             if self.version >= 0:
-                self._publisher.close()
+                self._publication.close()
                 self._executor.shutdown()
             self.state = "closed"
 
@@ -158,20 +151,20 @@ class Trainer:
         self.state = "starting"
         self._worker: Worker = get_worker()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="laminar-trainer")
-        self._learner, self._publisher, newest = await self._in_thread(self._open)
+        self._data = DataWorker(self._worker)
+        self._learner, publisher = await self._in_thread(self._open)
         self.step, self._resumed = self._learner.steps, self._learner.steps > 0
-        await self._ask_data("laminar_release", lessee=LESSEE)
-        await self._ask_data("laminar_rewind", step=self.step)
-        held = (await self._prepare(START_DEADLINE))["version"]
-        version = max((known for known in (newest, held) if known is not None), default=-1) + 1
-        await self._in_thread(self._stage, version)
-        await self._announce_once(version, START_DEADLINE)
-        self.version = version
+        await self._data.ask("laminar_release", lessee=LESSEE)
+        await self._data.ask("laminar_rewind", step=self.step)
+        self._publication = Publication(
+            self._worker, self._learner, publisher, self.settings.checkpoints, self._in_thread
+        )
+        self.version = await self._publication.first()
         self.state = "waiting"
         self._idle_since = time.monotonic()
 
-    def _open(self) -> tuple[Learner, Publisher, Version | None]:
-        """Model, optimizer and publisher, and the newest version that this run ever had. In the thread."""
+    def _open(self) -> tuple[Learner, Publisher]:
+        """Model, optimizer and publisher. In the thread."""
         import torch
 
         from laminar.trainer import checkpoint
@@ -192,24 +185,15 @@ class Trainer:
             dtype=settings.dtype,
             device=settings.device,
         )
-        newest = checkpoint.read_version(settings.checkpoints)
-        return learner, Publisher(segment_root(settings.run)), newest
-
-    async def _prepare(self, deadline: float) -> dict[str, Any]:
-        """Have the relay take the memory for the model's weights; what it holds."""
-        from laminar.weights.layout import Layout
-
-        layout = await self._in_thread(lambda: Layout.of(self._learner.tensors()))
-        relay = await peer(self._worker, "relay", deadline=deadline)
-        return await prepare(self._worker, relay, layout, deadline=deadline)
+        return learner, Publisher(segment_root(settings.run))
 
     # -- one step -----------------------------------------------------------------------------------------
 
     async def _lease(self, groups: int, poll: float) -> dict[str, Any]:
         """Rows for one step. What an earlier call leased without our learning of it is given back first."""
         ceiling = self.settings.staleness_ceiling
-        await self._ask_data("laminar_release", lessee=LESSEE)
-        lease = await self._ask_data(
+        await self._data.ask("laminar_release", lessee=LESSEE)
+        lease = await self._data.ask(
             "laminar_lease",
             answer_within=poll + TRANSFER_DEADLINE,
             groups=groups,
@@ -239,7 +223,7 @@ class Trainer:
         self.step, self.version = self.step + 1, old + 1
         self.state = "publishing"
         started = time.perf_counter()
-        published = await self._publish(self.version)
+        published = await self._publication.publish(self.version)
         publish_seconds = time.perf_counter() - started
         self.state = "committing"
         await self._commit()
@@ -253,98 +237,34 @@ class Trainer:
             "train_seconds": report.seconds,
             "publish_seconds": publish_seconds,
             "published": published,
-            "checkpoint": await self._in_thread(self._save, False) if due else None,
+            "checkpoint": await self._save(final=False) if due else None,
         }
 
     async def _commit(self) -> None:
         """Tell the data worker which rows were trained; again, if an earlier step could not."""
         if self._uncommitted is not None:
-            await self._ask_data("laminar_commit", **self._uncommitted)
+            await self._data.ask("laminar_commit", **self._uncommitted)
             self._uncommitted = None
 
-    async def _ask_data(self, call: str, *, answer_within: float = CALL_DEADLINE, **arguments: Any) -> Any:
-        """An RPC of the data worker, asked again where the worker had to be restarted.
+    # -- checkpoints --------------------------------------------------------------------------------------
 
-        All of these calls may be repeated. Raises ``RunFailed`` if there is no answer in time.
-        """
-        until = time.monotonic() + CALL_DEADLINE
+    async def _save(self, final: bool) -> str:
+        """Write the checkpoint of this step, trying as long as a store that is full or gone may take to come back."""
+        until = time.monotonic() + SAVE_DEADLINE
         while True:
-            address = await peer(self._worker, "data", deadline=CALL_DEADLINE)
             try:
-                await self._require_table(address)
-                rpc = getattr(self._worker.rpc(address), call)
-                return await asyncio.wait_for(rpc(**arguments), answer_within)
-            except TimeoutError as error:
-                why = f"did not answer `{call}` within {answer_within:.0f} s"
-                raise RunFailed(f"the data worker {address} {why}") from error
-            except (OSError, StoreError) as error:  # a full or lost store may come back: the run pauses so long
+                return await self._in_thread(self._write, final)
+            except OSError as error:
                 if time.monotonic() > until:
                     raise RunFailed(
-                        f"the data worker did not take `{call}` for {CALL_DEADLINE:.0f} s: {error}"
+                        f"no checkpoint of step {self.step} could be written to {self.settings.checkpoints} for "
+                        f"{SAVE_DEADLINE:.0f} s: {error}; make room or give it back, then resume the run"
                     ) from error
-                logger.warning("asking the data worker %s again for %s: %s", address, call, error)
+                logger.warning("the checkpoint of step %d is tried again: %s", self.step, error)
                 await asyncio.sleep(RETRY)
 
-    async def _require_table(self, data: str) -> None:
-        """Dask answers None to a call that a worker does not know: a commit to it would be lost unnoticed."""
-        if data == self._data:
-            return
-        if await asyncio.wait_for(self._worker.rpc(data).laminar_counts(), CALL_DEADLINE) is None:
-            raise RunFailed(f"the data worker {data} could not open the experience table; its log says why")
-        self._data = data
-
-    # -- weights ------------------------------------------------------------------------------------------
-
-    async def _publish(self, version: Version) -> bool:
-        """Write the weights into the segment and have the relay told, in the background.
-
-        If that is impossible (the relay has gone with its segment, or all slots are being read) the version is
-        left out: rollouts go on with the one they have, and training goes on.
-        """
-        try:
-            try:
-                await self._in_thread(self._stage, version)
-            except LaminarError as error:
-                logger.warning("version %d: %s; preparing the relay anew", version, error)
-                await self._prepare(RETRY)
-                await self._in_thread(self._stage, version)
-        except (LaminarError, TimeoutError) as error:
-            self.skipped_publications += 1
-            logger.warning("version %d was not published: %s", version, error)
-            return False
-        self._announcer = asyncio.create_task(self._announce(version))
-        return True
-
-    def _stage(self, version: Version) -> None:
-        """One copy of the weights into the segment; the number is written down first. In the thread."""
-        from laminar.trainer import checkpoint
-
-        checkpoint.write_version(self.settings.checkpoints, version)
-        self._publisher.publish(version, self._learner.tensors())
-
-    async def _announce(self, version: Version) -> None:
-        """Tell the relay of a version until it has taken it up, or a newer one is there to tell of."""
-        until = time.monotonic() + ANNOUNCE_DEADLINE
-        while version == self.version and time.monotonic() < until:
-            try:
-                await self._announce_once(version, ANNOUNCE_DEADLINE)
-                return
-            except LaminarError as error:
-                self.failed_announcements += 1
-                logger.warning("the relay has not taken up version %d yet: %s", version, error)
-            except (LookupError, ValueError) as error:
-                logger.info("version %d was overtaken: %s", version, error)
-                return
-            await asyncio.sleep(RETRY)
-
-    async def _announce_once(self, version: Version, deadline: float) -> None:
-        relay = await peer(self._worker, "relay", deadline=deadline)
-        await announce(self._worker, relay, version, deadline=deadline)
-
-    # -- the thread ---------------------------------------------------------------------------------------
-
-    def _save(self, final: bool) -> str:
-        """Write the checkpoint of this step unless it is there; in the thread."""
+    def _write(self, final: bool) -> str:
+        """The checkpoint of this step, unless it is there; in the thread."""
         from laminar.trainer import checkpoint
 
         folder = self.settings.checkpoints

@@ -3,136 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
-from distributed import Client, Scheduler, Worker
 
 from laminar.errors import LaminarError, RunFailed
-from laminar.experience.reader import Experience
-from laminar.experience.schema import record_batch, row
 from laminar.trainer import checkpoint
-from laminar.trainer.config import GRPO, AdamW
 from laminar.weights.reader import WeightReader
 from laminar.weights.segment import segment_root
-from laminar_dask.relay import RelayPlugin
-from laminar_dask.roles import RolesPlugin
+from laminar_dask import trainer as module
 from laminar_dask.table import TablePlugin
-from laminar_dask.trainer import Trainer, TrainerSettings
-from tests.trainer.micro import VOCABULARY, save_model
-
-GROUP = 4
-READY = ("ready", None, None)
+from tests.plugins.trainer_cluster import GROUP, READY, cluster, held, runs, until
+from tests.trainer.micro import save_model
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     return save_model(tmp_path_factory.mktemp("model"))
-
-
-class Cluster:
-    """A scheduler, a client, and one worker a role; workers can be ended and started anew."""
-
-    def __init__(self, scheduler: Scheduler, client: Client, settings: TrainerSettings) -> None:
-        self.scheduler, self.client, self.settings = scheduler, client, settings
-        self.workers: dict[str, Worker] = {}
-
-    async def begin(self, role: str) -> None:
-        self.workers[role] = await Worker(
-            self.scheduler.address, resources={role: 1}, nthreads=1, host="127.0.0.1", dashboard=False
-        )
-
-    async def end(self, role: str) -> None:
-        await self.workers.pop(role).close()
-
-    async def trainer(self) -> tuple[Any, Trainer]:
-        """A new actor, not yet started: its handle, and the object itself."""
-        key = f"trainer-{uuid.uuid4().hex}"
-        handle = await self.client.submit(Trainer, self.settings, actor=True, resources={"trainer": 1}, key=key)
-        return handle, self.workers["trainer"].state.actors[key]
-
-    @property
-    def table(self) -> Any:
-        return self.workers["data"].plugins[TablePlugin.name].table
-
-    def lives(self) -> Counter[tuple[str, int | None, int | None]]:
-        """How many rows are in which state, trained by which step, which updated which version."""
-        found = Experience(self.settings.run_url).query("select state, trained_step, trained_version from experience")
-        return Counter(tuple(row.values()) for row in found.to_pylist())
-
-    def append(self, groups: int, *, start: int = 0, version: int = 0) -> None:
-        random = np.random.default_rng(start)
-        rows = []
-        for group in range(start, start + groups):
-            for sample in range(GROUP):
-                ids = random.integers(2, VOCABULARY, random.integers(3, 20)).tolist()
-                values = {
-                    "trajectory_id": f"g{group}-{sample}",
-                    "group_id": f"g{group}",
-                    "prompt_id": f"p{group}",
-                    "sample": sample,
-                    "group_size": GROUP,
-                    "weight_version": version,
-                    "finish_version": version,
-                    "prompt_ids": [group % VOCABULARY, 3],
-                    "response_ids": ids,
-                    "logprobs": [-4.5] * len(ids),
-                    "reward": float(sample),
-                    "finish_reason": "stop",
-                }
-                rows.append(row(**values))
-        self.table.append(record_batch(rows))
-
-
-@asynccontextmanager
-async def cluster(model: Path, run_url: Path, **settings: Any) -> AsyncIterator[Cluster]:
-    run = f"test-{uuid.uuid4().hex[:8]}"
-    values = {"algorithm": GRPO(group_size=GROUP), "optimizer": AdamW(lr=1e-3, warmup_steps=0), **settings}
-    chosen = TrainerSettings(run=run, run_url=str(run_url), model=str(model), **values)
-    async with (
-        Scheduler(host="127.0.0.1", dashboard_address="127.0.0.1:0", port=0) as scheduler,
-        Client(scheduler.address, asynchronous=True) as client,
-    ):
-        made = Cluster(scheduler, client, chosen)
-        for plugin in (RolesPlugin(), TablePlugin(str(run_url)), RelayPlugin(run)):
-            await client.register_plugin(plugin)
-        for role in ("data", "relay", "trainer"):
-            await made.begin(role)
-        try:
-            yield made
-        finally:
-            for actor in made.workers["trainer"].state.actors.values():
-                await actor.close()
-            for role in list(made.workers):
-                await made.end(role)
-    assert not segment_root(run).exists()
-
-
-def runs(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an asynchronous test with a deadline."""
-
-    def run(model_folder: Path, tmp_path: Path) -> None:
-        asyncio.run(asyncio.wait_for(test(model_folder, tmp_path), 60))
-
-    run.__name__ = test.__name__
-    return run
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not within 10 s: {what}")
 
 
 @runs
@@ -148,7 +39,7 @@ async def test_a_step_leases_trains_publishes_and_commits(model_folder: Path, tm
         assert (report["status"], report["step"], report["version"], report["rows"]) == ("trained", 1, 1, 2 * GROUP)
         assert report["seconds"] >= report["train_seconds"] > 0 < report["publish_seconds"]
         assert report["wait_seconds"] > 0
-        await until(lambda: WeightReader(segment_root(c.settings.run)).newest() == 1, "version 1 announced")
+        await until(lambda: c.newest() == 1, "version 1 announced")
         with WeightReader(segment_root(c.settings.run)).pull() as pulled:
             for name, tensor in actor._learner.tensors().items():
                 assert torch.equal(pulled.tensors[name], tensor)
@@ -158,9 +49,7 @@ async def test_a_step_leases_trains_publishes_and_commits(model_folder: Path, tm
 @runs
 async def test_waiting_says_what_for(model_folder: Path, tmp_path: Path) -> None:
     async with cluster(model_folder, tmp_path) as c:
-        trainer, _ = await c.trainer()
-        await trainer.start()
-        c.append(1)
+        trainer, _ = await c.started(groups=1)
         report = await trainer.train(2, poll=0.05)
         assert report["status"] == "waiting"
         assert "2 complete groups" in report["why"]
@@ -169,16 +58,13 @@ async def test_waiting_says_what_for(model_folder: Path, tmp_path: Path) -> None
 @runs
 async def test_status_answers_in_the_middle_of_a_step(model_folder: Path, tmp_path: Path) -> None:
     async with cluster(model_folder, tmp_path) as c:
-        trainer, actor = await c.trainer()
-        await trainer.start()
-        c.append(2)
-        go, step = threading.Event(), actor._learner.step
-        actor._learner.step = lambda *rows, **named: go.wait(20) and step(*rows, **named)
-        training = asyncio.ensure_future(trainer.train(2, poll=1.0))
-        await until(lambda: actor.state == "training", "training")
-        assert (await trainer.status())["state"] == "training"
-        go.set()
-        assert (await training)["step"] == 1
+        trainer, actor = await c.started(groups=2)
+        with held(actor) as go:
+            training = asyncio.ensure_future(trainer.train(2, poll=1.0))
+            await until(lambda: actor.state == "training", "training")
+            assert (await trainer.status())["state"] == "training"
+            go.set()
+            assert (await training)["step"] == 1
 
 
 @runs
@@ -186,9 +72,7 @@ async def test_a_restarted_trainer_goes_on_from_its_checkpoint_and_trains_nothin
     model_folder: Path, tmp_path: Path
 ) -> None:
     async with cluster(model_folder, tmp_path, checkpoint_every=2) as c:
-        first, actor = await c.trainer()
-        await first.start()
-        c.append(4)
+        first, actor = await c.started(groups=4)
         reports = [await first.train(1, poll=1.0) for _ in range(3)]
         assert [report["checkpoint"] is not None for report in reports] == [False, True, False]
         lease = c.table.lease(1, version=3, staleness_ceiling=None, lessee="trainer")  # and dies in its fourth
@@ -196,7 +80,7 @@ async def test_a_restarted_trainer_goes_on_from_its_checkpoint_and_trains_nothin
         await actor.close()
         second, _ = await c.trainer()
         assert await second.start() == {"step": 2, "version": 4, "resumed": True}
-        assert WeightReader(segment_root(c.settings.run)).newest() == 4
+        assert c.newest() == 4
         assert c.lives() == {READY: 2 * GROUP, ("trained", 1, 0): GROUP, ("trained", 2, 1): GROUP}
         assert (await second.train(2, poll=1.0))["version"] == 5
         assert c.lives().keys() == {("trained", 1, 0), ("trained", 2, 1), ("trained", 3, 4)}
@@ -207,9 +91,7 @@ async def test_a_trainer_that_dies_before_its_first_checkpoint_trains_its_rows_a
     model_folder: Path, tmp_path: Path
 ) -> None:
     async with cluster(model_folder, tmp_path) as c:
-        first, actor = await c.trainer()
-        await first.start()
-        c.append(1)
+        first, actor = await c.started(groups=1)
         await first.train(1, poll=1.0)
         await actor.close()
         second, _ = await c.trainer()
@@ -232,15 +114,13 @@ async def test_a_step_is_committed_also_when_the_data_worker_was_restarted_meanw
     model_folder: Path, tmp_path: Path
 ) -> None:
     async with cluster(model_folder, tmp_path) as c:
-        trainer, actor = await c.trainer()
-        await trainer.start()
-        c.append(2)
-        go, step = threading.Event(), actor._learner.step
-        actor._learner.step = lambda *rows, **named: go.wait(20) and step(*rows, **named)
-        training = asyncio.ensure_future(trainer.train(2, poll=1.0))
-        await until(lambda: actor.state == "training", "training")
-        await c.end("data")
-        go.set()
+        trainer, actor = await c.started(groups=2)
+        with held(actor) as go:
+            training = asyncio.ensure_future(trainer.train(2, poll=1.0))
+            await until(lambda: actor.state == "training", "training")
+            await c.end("data")
+            go.set()
+            await until(lambda: actor.state != "training", "the step's end")
         await until(lambda: actor.state == "committing", "committing")
         assert c.lives() == {READY: 2 * GROUP}
         await c.begin("data")
@@ -253,9 +133,7 @@ async def test_a_step_is_not_taken_as_committed_by_a_data_worker_whose_table_did
     model_folder: Path, tmp_path: Path
 ) -> None:
     async with cluster(model_folder, tmp_path) as c:
-        trainer, actor = await c.trainer()
-        await trainer.start()
-        c.append(1)
+        trainer, actor = await c.started(groups=1)
         await c.end("data")
         await c.client.unregister_worker_plugin(TablePlugin.name)
         await c.begin("data")
@@ -270,24 +148,109 @@ async def test_training_goes_on_without_a_relay_and_a_new_one_gets_the_next_vers
     model_folder: Path, tmp_path: Path
 ) -> None:
     async with cluster(model_folder, tmp_path) as c:
-        trainer, _ = await c.trainer()
-        await trainer.start()
-        c.append(3)
+        trainer, _ = await c.started(groups=3)
         await c.end("relay")
         report = await trainer.train(1, poll=1.0)
         assert (report["status"], report["published"]) == ("trained", False)
         await c.begin("relay")
         assert (await trainer.train(1, poll=1.0))["published"]
-        await until(lambda: WeightReader(segment_root(c.settings.run)).newest() == 2, "version 2 announced")
+        await until(lambda: c.newest() == 2, "version 2 announced")
         assert (await trainer.status())["skipped_publications"] == 1
+
+
+@runs
+async def test_a_version_that_was_left_out_is_published_when_the_trainer_waits_for_rows_of_it(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    async with cluster(model_folder, tmp_path, staleness_ceiling=0) as c:
+        trainer, _ = await c.started(groups=1)
+        await c.end("relay")
+        assert not (await trainer.train(1, poll=1.0))["published"]
+        assert (await trainer.train(1, poll=0.05))["status"] == "waiting"
+        await c.begin("relay")
+        assert (await trainer.train(1, poll=0.05))["status"] == "waiting"
+        await until(lambda: c.newest() == 1, "version 1 announced")
+
+
+@runs
+async def test_the_last_version_is_published_with_the_final_checkpoint_if_it_was_left_out(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    async with cluster(model_folder, tmp_path) as c:
+        trainer, _ = await c.started(groups=1)
+        await c.end("relay")
+        assert not (await trainer.train(1, poll=1.0))["published"]
+        saving = asyncio.ensure_future(trainer.save(final=True))
+        await c.begin("relay")
+        await saving
+        await until(lambda: c.newest() == 1, "version 1 announced")
+
+
+@runs
+async def test_a_version_lost_before_a_new_relay_took_it_up_is_published_anew(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    async with cluster(model_folder, tmp_path) as c:
+        trainer, actor = await c.started(groups=1)
+
+        async def busy(version: int) -> None:
+            raise LaminarError("not now")
+
+        c.workers["relay"].handlers["laminar_relay_published"] = busy
+        assert (await trainer.train(1, poll=1.0))["published"]
+        await until(lambda: actor._publication.failed_announcements > 0, "an announcement in vain")
+        await c.end("relay")
+        await c.begin("relay")
+        await until(lambda: actor._publication.left_out == 1, "the loss is noticed")
+        await trainer.train(1, poll=0.05)
+        await until(lambda: c.newest() == 1, "version 1 announced")
+
+
+@runs
+async def test_a_version_whose_number_cannot_be_written_down_is_left_out_and_training_goes_on(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    async with cluster(model_folder, tmp_path) as c:
+        trainer, _ = await c.started(groups=2)
+        with patch.object(checkpoint, "write_version", side_effect=OSError(28, "No space left on device")):
+            report = await trainer.train(1, poll=1.0)
+        assert (report["status"], report["published"]) == ("trained", False)
+        assert c.lives() == {READY: GROUP, ("trained", 1, 0): GROUP}
+        assert (await trainer.train(1, poll=1.0))["published"]
+
+
+@runs
+async def test_a_checkpoint_waits_for_a_store_that_comes_back(model_folder: Path, tmp_path: Path) -> None:
+    async with cluster(model_folder, tmp_path, checkpoint_every=1) as c:
+        trainer, _ = await c.started(groups=1)
+        write = checkpoint.write
+        refusals = iter([OSError(28, "No space left on device"), OSError(5, "Input/output error")])
+
+        def refuse(*arguments: Any, **named: Any) -> None:
+            if (error := next(refusals, None)) is not None:
+                raise error
+            write(*arguments, **named)
+
+        with patch.object(checkpoint, "write", refuse):
+            report = await trainer.train(1, poll=1.0)
+        assert checkpoint.read(report["checkpoint"]).step == 1
+
+
+@runs
+async def test_a_store_that_does_not_come_back_ends_the_run_with_what_to_do(model_folder: Path, tmp_path: Path) -> None:
+    async with cluster(model_folder, tmp_path, checkpoint_every=1) as c:
+        trainer, _ = await c.started(groups=1)
+        full = OSError(28, "No space left on device")
+        with patch.object(checkpoint, "write", side_effect=full), patch.object(module, "SAVE_DEADLINE", 0.3):
+            with pytest.raises(RunFailed, match=r"no checkpoint of step 1 could be written .* No space left .* resume"):
+                await trainer.train(1, poll=1.0)
+        assert c.lives() == {("trained", 1, 0): GROUP}
 
 
 @runs
 async def test_a_version_is_announced_again_until_the_relay_has_taken_it_up(model_folder: Path, tmp_path: Path) -> None:
     async with cluster(model_folder, tmp_path) as c:
-        trainer, actor = await c.trainer()
-        await trainer.start()
-        c.append(1)
+        trainer, actor = await c.started(groups=1)
 
         async def damaged(version: int) -> None:
             raise LaminarError(f"version {version} is damaged")
@@ -295,9 +258,9 @@ async def test_a_version_is_announced_again_until_the_relay_has_taken_it_up(mode
         handlers = c.workers["relay"].handlers
         published, handlers["laminar_relay_published"] = handlers["laminar_relay_published"], damaged
         assert (await trainer.train(1, poll=1.0))["published"]
-        await until(lambda: actor.failed_announcements > 0, "an announcement in vain")
+        await until(lambda: actor._publication.failed_announcements > 0, "an announcement in vain")
         handlers["laminar_relay_published"] = published
-        await until(lambda: WeightReader(segment_root(c.settings.run)).newest() == 1, "version 1 announced")
+        await until(lambda: c.newest() == 1, "version 1 announced")
 
 
 @runs
@@ -305,9 +268,7 @@ async def test_the_final_checkpoint_is_the_policy_that_was_published_last(model_
     from transformers import AutoModelForCausalLM
 
     async with cluster(model_folder, tmp_path) as c:
-        trainer, actor = await c.trainer()
-        await trainer.start()
-        c.append(1)
+        trainer, actor = await c.started(groups=1)
         await trainer.train(1, poll=1.0)
         url = await trainer.save(final=True)
         assert url == f"{tmp_path}/checkpoints/final"
@@ -319,10 +280,8 @@ async def test_the_final_checkpoint_is_the_policy_that_was_published_last(model_
 @runs
 async def test_divergence_reaches_the_caller_as_one_line(model_folder: Path, tmp_path: Path) -> None:
     async with cluster(model_folder, tmp_path) as c:
-        trainer, actor = await c.trainer()
-        await trainer.start()
+        trainer, actor = await c.started(groups=3)
         actor._learner.model.model.norm.weight.data.fill_(float("nan"))
-        c.append(3)
         await trainer.train(1, poll=1.0), await trainer.train(1, poll=1.0)
         with pytest.raises(RunFailed, match="3 updates in a row"):
             await trainer.train(1, poll=1.0)
