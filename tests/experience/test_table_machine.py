@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -37,6 +37,7 @@ class Held:
     lease: Lease
     version: int
     until: float
+    known: bool = True  # to the owner; one that was opened since does not know it
 
 
 class Machine(RuleBasedStateMachine):
@@ -52,9 +53,12 @@ class Machine(RuleBasedStateMachine):
         self.rows: dict[str, bool] = {}  # id -> whether it has a reward; of what was acknowledged
         self.trained: dict[str, int] = {}  # id -> step, in the history that survives
         self.gone: set[str] = set()  # groups evicted on request
+        self.fresh_from = 0  # the highest version that a lease with a ceiling asked for at least
         self.open()
 
     def open(self) -> None:
+        if self.held is not None:
+            self.held.known = False
         self.table = ExperienceTable(
             self.disk.url, compact_after=3, compact_in=AtOnce(), memory_bytes=4000, clock=lambda: self.now
         )
@@ -89,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         dropped=st.sets(st.integers(0, 3), max_size=1),
         groups=st.integers(1, 2),
         ceiling=st.none() | st.integers(0, 2),
-        fate=st.sampled_from(["commits", "commits", "loses its lease", "dies"]),
+        fate=st.sampled_from(["commits", "commits", "commits late", "loses its lease", "dies"]),
         checkpoint=st.booleans(),
     )
     def rollouts_and_the_trainer_go_on(
@@ -101,7 +105,8 @@ class Machine(RuleBasedStateMachine):
             self.die()
         elif self.held is None:
             self.lease(groups, ceiling)
-        elif fate == "commits":
+        elif fate.startswith("commits"):
+            self.now = self.held.until + 1.0 if fate == "commits late" else self.now
             self.commit()
             self.checkpoint = self.step if checkpoint else self.checkpoint
         else:
@@ -128,6 +133,8 @@ class Machine(RuleBasedStateMachine):
                 groups, version=self.version, staleness_ceiling=ceiling, lessee="trainer", seconds=10.0
             )
         )
+        if ceiling is not None:
+            self.fresh_from = max(self.fresh_from, self.version - ceiling)
         if lease is None:
             return
         self.held = Held(lease, self.version, self.now + 10.0)
@@ -163,16 +170,34 @@ class Machine(RuleBasedStateMachine):
         self.version += 1
         self.trained = {name: step for name, step in self.trained.items() if step <= self.step}
 
+    def another_takes(self) -> Lease | None:
+        return self.surely(
+            lambda: self.table.lease(1, version=self.version, staleness_ceiling=None, lessee="other", seconds=10.0)
+        )
+
+    @rule()
+    def just_before_the_lease_ends_nobody_gets_its_groups(self) -> None:
+        if self.held is None:
+            return
+        self.now = max(self.now, self.held.until - 0.01)
+        other = self.another_takes()
+        if other is not None and self.held.known:
+            assert not set(other.groups) & set(self.held.lease.groups)
+        self.surely(lambda: self.table.release_all("other"))
+
     def expire(self) -> None:
-        """The lease's time is up, and another takes a group."""
+        """The lease's time is up, and another takes a group. If it is of the lease, the first comes too late."""
         assert self.held is not None
         held, self.held = self.held, None
         self.now = held.until
-        again = self.surely(
-            lambda: self.table.lease(1, version=self.version, staleness_ceiling=None, lessee="other", seconds=10.0)
-        )
-        assert again is not None
-        self.is_whole_groups(again.table)
+        self.disk.left = sys.maxsize
+        other = self.another_takes()
+        assert other is not None
+        self.is_whole_groups(other.table)
+        assert self.table.counts()["leased"] == other.table.num_rows
+        if set(other.groups) & set(held.lease.groups):
+            with pytest.raises(LaminarError, match="cannot be committed"):
+                self.table.commit(held.lease.id, step=99, version=held.version, groups=held.lease.groups)
         self.surely(lambda: self.table.release_all("other"))
 
     @rule(number=GROUPS)
@@ -203,6 +228,7 @@ class Machine(RuleBasedStateMachine):
         assert self.rows.keys() <= self.table.trajectory_ids() | {"late"}
         assert counts["rows"] == len(self.rows)
         assert counts["trained"] == len(self.trained)
+        assert counts["leased"] == (self.held.lease.table.num_rows if self.held and self.held.known else 0)
         assert counts["rows"] == sum(counts[state] for state in ("ready", "leased", "trained", "evicted"))
         assert min(counts.values()) >= 0
 
@@ -211,13 +237,31 @@ class Machine(RuleBasedStateMachine):
             return
         self.surely(self.open)
         rows = Experience(self.disk.url).query(
-            "select trajectory_id, state, trained_step, trained_version - weight_version as staleness from experience"
+            "select trajectory_id, group_id, state, trained_step, trained_version - weight_version as staleness, "
+            "evicted_reason, min(weight_version) over (partition by group_id) as oldest from experience"
         )
         seen = {row["trajectory_id"]: row for row in rows.to_pylist()}
         assert max(Counter(rows["trajectory_id"].to_pylist()).values(), default=1) == 1
         assert seen.keys() == self.rows.keys()
         assert {name: row["trained_step"] for name, row in seen.items() if row["state"] == "trained"} == self.trained
         assert all(row["staleness"] >= 0 for row in seen.values() if row["state"] == "trained")
+        for name, row in seen.items():
+            self.was_evicted_rightly(row, scored=self.rows[name])
+
+    def was_evicted_rightly(self, row: dict[str, Any], *, scored: bool) -> None:
+        reason, group = row["evicted_reason"], row["group_id"]
+        mine = [scored for name, scored in self.rows.items() if name.startswith(f"{group}-")]
+        assert (reason is None) == (row["state"] != "evicted")
+        assert (reason == "reward_error") == (not scored)
+        assert reason is not None or group not in self.gone
+        if reason == "on_request":
+            assert group in self.gone
+        elif reason == "stale":
+            assert row["oldest"] < self.fresh_from
+        elif reason == "too_few_rows":
+            assert sum(mine) < 2 and len(mine) == size_of(int(group[1:]))
+        else:
+            assert reason in (None, "reward_error")
 
 
 TestMachine = Machine.TestCase
