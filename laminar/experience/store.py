@@ -97,7 +97,7 @@ class Store:
         advice = "what was acknowledged is kept; resume when it can be written again"
         with self._naming("write to", StoreError, advice):
             if self.local:
-                with _writing_durably(Path(self.path(name))) as sink:
+                with _writing_durably(self.path(name)) as sink:
                     yield sink
                 return
             buffer = pa.BufferOutputStream()
@@ -162,7 +162,7 @@ class Store:
     def _put(self, name: str, data: pa.Buffer) -> None:
         path = self.path(name)
         if self.local:
-            with _writing_durably(Path(path)) as sink:
+            with _writing_durably(path) as sink:
                 sink.write(data)
         elif self._atomic_put:
             self._ask("pipe_file", path, data.to_pybytes(), extra_seconds=data.size / _LEAST_BYTES_PER_SECOND)
@@ -195,16 +195,16 @@ class Store:
 
 
 @contextmanager
-def _writing_durably(path: Path) -> Iterator[Any]:
+def _writing_durably(path: str) -> Iterator[Any]:
     """A file that is moved to ``path`` once all of it is on disk; then its name is on disk too."""
-    temporary = path.with_name(path.name + _TEMPORARY)
-    with pa.OSFile(str(temporary), "wb") as file:
+    temporary = path + _TEMPORARY
+    with pa.OSFile(temporary, "wb") as file:
         with pa.BufferedOutputStream(file, _BUFFER_BYTES) as sink:
             yield sink
             sink.flush()
             os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    os.replace(temporary, path)  # noqa: PTH105  (as often as an append: no Path objects)
+    folder = os.open(path.rpartition("/")[0], os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
