@@ -60,6 +60,8 @@ class Policy:
     step: int
     sampling: Sampling = field(default_factory=Sampling, repr=False)
     """How it sampled in training."""
+    score_deadline: float = field(default=10.0, repr=False)
+    """Seconds that a reward call had in training."""
     evaluations: dict[str, Evaluation] = field(default_factory=dict, repr=False)
     """Evaluations of just these weights, by the fingerprint of their prompts."""
     summary: dict[str, Any] = field(default_factory=dict, repr=False)

@@ -248,6 +248,7 @@ class Conductor:
             run_id=self.context.run_id,
             step=self.step,
             sampling=self.feeder.sampling,
+            score_deadline=self.spec.rollouts.score_deadline,
             evaluations=self.reporter.evaluations if job is not None else {},
             summary={
                 **await self.reporter.summary(status),

@@ -138,7 +138,8 @@ async def evaluate_policy(policy: Policy, prompts: Any, context: RunContext) -> 
     async with Client(
         worker.scheduler.address, asynchronous=True, set_as_default=False, security=worker.security
     ) as client:
-        await client.register_plugin(EnvironmentPlugin(prompts.fingerprint(), prompts, deadline=10.0))
+        scorer = EnvironmentPlugin(prompts.fingerprint(), prompts, deadline=policy.score_deadline)
+        await client.register_plugin(scorer)
         futures = submit(client, job.requests)
         await _all_done(futures)
         results = await client.gather(futures)

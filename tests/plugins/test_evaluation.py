@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 
 from laminar.errors import LaminarError
+from laminar.flow.context import RunContext
+from laminar.settings import Policy
 from laminar.trajectory import Prompt, Sampling, TrajectoryRequest
 from laminar_dask import evaluation as module
 from laminar_dask.evaluation import EvaluationJob
@@ -98,3 +101,32 @@ def test_the_tokenizer_of_a_policy_comes_from_any_store_without_its_weights() ->
         assert {path.name for path in folder.iterdir()} == {file.name for file in MODEL.iterdir()} - {
             "model.safetensors"
         }
+
+
+class Registered(list):
+    """A client that keeps what is registered with it."""
+
+    async def __aenter__(self) -> Registered:
+        return self
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def register_plugin(self, plugin: Any) -> None:
+        self.append(plugin)
+
+    async def gather(self, futures: list[Any]) -> list[Any]:
+        return []
+
+
+def test_the_evaluate_stage_gives_the_scorer_the_time_that_it_had_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Registered()
+    worker = SimpleNamespace(scheduler=SimpleNamespace(address=""), security=None)
+    monkeypatch.setattr(module, "get_worker", lambda: worker)
+    monkeypatch.setattr(module, "Client", lambda *args, **named: client)
+    monkeypatch.setattr(module, "submit", lambda client, requests: [])
+    monkeypatch.setattr(module, "held_out_requests", lambda prompts, **named: [])
+    monkeypatch.setattr(module, "wait", lambda futures, timeout: asyncio.sleep(0))
+    policy = Policy(str(MODEL), version=3, run_id="run", step=3, score_deadline=75.0)
+    prompts = SimpleNamespace(fingerprint=lambda: "sums")
+    asyncio.run(module.evaluate_policy(policy, prompts, RunContext("run", "", "")))
+    assert [(plugin.name, plugin.deadline) for plugin in client] == [("laminar-environment-sums", 75.0)]
