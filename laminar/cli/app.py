@@ -79,7 +79,9 @@ def _run(arguments: Sequence[str]) -> tuple[int, dict[str, Any]]:
         return _failed(str(error), error.exit_code, {})
     except typer.TyperException as error:
         return _failed(error.format_message(), error.exit_code, {})
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the process's boundary: logged, and told in one line
+    except SystemExit as error:  # how rich and typer end where nobody reads our output any more
+        return 1, {"status": "failed", "error": f"ended with {error.code}", "run_id": None}
+    except Exception as error:  # noqa: BLE001 - the process's boundary: logged, and told in one line
         return _failed(f"{type(error).__name__}: {error}; {_log(error)}", 1, {})
     if answer == _CTRL_C:
         return _failed("ended by Ctrl-C", _CTRL_C, {"status": "stopped"})

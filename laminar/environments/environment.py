@@ -127,7 +127,7 @@ class Environment(ABC):
             return call()
         except LaminarError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"environment `{self.name}`: {what} raised {described(error)}") from error
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +19,8 @@ __all__ = ["ScoringProcess"]
 
 _START_SECONDS = 60.0
 _KILL_SECONDS = 10.0
+_STALL_SECONDS = 30
+"""Longest that a message may be half sent or half received: the process is stopped, or its code lets no other run."""
 _STDERR = 2
 _BOOT = """
 import sys
@@ -40,12 +44,13 @@ class ScoringProcess:
         Why the environment could not be loaded; empty if it could.
     """
 
-    longest_start = _START_SECONDS + _KILL_SECONDS
+    longest_start = _START_SECONDS + _KILL_SECONDS + 2 * _STALL_SECONDS
     """Longest that ``load`` can take, in seconds."""
 
     def __init__(self) -> None:
         self.fault = "it was not started"
         self._connection, theirs = Pipe()
+        _never_stall(self._connection.fileno(), _STALL_SECONDS)
         lifeline, self._lifeline = os.pipe()
         self._lock = threading.Lock()
         self._is_alive = True
@@ -90,14 +95,17 @@ class ScoringProcess:
         Raises
         ------
         TimeoutError
-            There was none within ``deadline`` seconds; the process is still at it.
+            There was none within ``deadline`` seconds, or the process does not take the question; it is still there.
         EOFError, OSError
             The process ended.
         """
-        self._connection.send((prompt, response))
-        if not self._connection.poll(deadline):
-            raise TimeoutError(f"no score within {deadline:g} s")
-        score: Score = self._connection.recv()
+        try:
+            self._connection.send((prompt, response))
+            if not self._connection.poll(deadline):
+                raise TimeoutError(f"no score within {deadline:g} s")
+            score: Score = self._connection.recv()
+        except BlockingIOError as error:
+            raise TimeoutError(f"a message stood still for {_STALL_SECONDS} s") from error
         return score
 
     def kill(self) -> str:
@@ -120,6 +128,13 @@ class ScoringProcess:
             if self._lifeline >= 0:
                 os.close(self._lifeline)
                 self._lifeline = -1
+
+
+def _never_stall(descriptor: int, seconds: int) -> None:
+    """Have reads and writes of a socket that wait longer fail with ``BlockingIOError``."""
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
 
 
 def _ending(code: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C: once asks a run to stop, twice ends it at once."""
+"""Ctrl-C: once asks a run to stop, twice ends it at once. A terminal that hangs up asks, too."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from typing import Any
 __all__ = ["Interrupts", "not_for_children"]
 
 
+_COUNTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Interrupts:
-    """Counts SIGINT and SIGTERM while it is entered, in the main thread; in any other it counts none.
+    """Counts SIGINT, SIGTERM and SIGHUP while it is entered, in the main thread; in any other it counts none.
 
     The first one only sets ``requested``, for the loop that waits to see. The second one raises
-    ``KeyboardInterrupt`` wherever the program is, unless ``deaf`` is set: an orderly end must not be cut.
+    ``KeyboardInterrupt`` wherever the program is, unless ``deaf`` is set: an orderly end must not be cut. SIGHUP
+    never does that: a terminal that is closed sends several, and whoever closed it wants no haste. Under ``nohup``
+    it is not counted.
     """
 
     def __init__(self) -> None:
@@ -27,29 +32,30 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._received)
+            for number in _COUNTED:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._received)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _received(self, _number: int, _frame: FrameType | None) -> None:
-        if self.requested and not self.deaf:
+    def _received(self, number: int, _frame: FrameType | None) -> None:
+        if self.requested and not self.deaf and number != signal.SIGHUP:
             raise KeyboardInterrupt
         self.requested = True
 
 
 @contextmanager
 def not_for_children() -> Iterator[None]:
-    """Processes started within never see Ctrl-C, nor do those that threads started within start later.
+    """Processes started within never see Ctrl-C or a hang-up, nor do those that threads started within start later.
 
-    A terminal sends it to every process of the foreground. The workers must outlive it to drain, so the signal is
-    blocked here: threads and processes inherit that. For this thread it is held back until the end.
+    A terminal sends them to every process of the foreground. The workers must outlive it to drain, so the signals are
+    blocked here: threads and processes inherit that. For this thread they are held back until the end.
     """
     resource_tracker.ensure_running()  # it would lift the block when the first process is started
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:

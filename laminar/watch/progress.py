@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from laminar.watch.outlet import Outlet
 from laminar.watch.panel import evaluation_line, live_panel, step_line, summary_table
 from laminar.watch.view import RunView, one_line
 
@@ -44,7 +45,7 @@ class Progress:
     ) -> None:
         self.view = RunView()
         self._live_wanted = _is_live(file or sys.stdout)
-        self._console = _console(file, live=self._live_wanted)
+        self._console = _console(file or sys.stdout, live=self._live_wanted)
         self._every = every
         self._refresh_per_second = refresh_per_second
         self._lock = threading.Lock()  # guards the view; never held while printing, which takes rich's lock
@@ -129,9 +130,10 @@ def _is_live(file: TextIO) -> bool:
     return file.isatty() and os.environ.get("TERM") != "dumb" and encoding.startswith("utf")
 
 
-def _console(file: TextIO | None, *, live: bool) -> Console:
+def _console(file: TextIO, *, live: bool) -> Console:
+    outlet: Any = Outlet(file)
     if live:
-        return Console(file=file, highlight=False)
+        return Console(file=outlet, highlight=False)
     return Console(
-        file=file, force_terminal=False, color_system=None, width=_PLAIN_WIDTH, highlight=False, safe_box=True
+        file=outlet, force_terminal=False, color_system=None, width=_PLAIN_WIDTH, highlight=False, safe_box=True
     )

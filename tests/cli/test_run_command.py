@@ -92,6 +92,19 @@ def test_a_run_is_one_json_object_and_the_second_one_skips_the_task(tmp_path):
     assert "five: kept result of run " in err
 
 
+def test_a_run_whose_terminal_hangs_up_drains_though_nobody_sees_it_any_more(tmp_path):
+    with laminar_flow(tmp_path, "--how", "until stopped") as process:
+        read_until(process, "stage hold: running")
+        process.stderr.close()
+        os.killpg(process.pid, signal.SIGHUP)
+        os.killpg(process.pid, signal.SIGHUP)
+        out = process.stdout.read()
+        code = process.wait(timeout=DEADLINE)
+    answer = json.loads(out)
+    assert code == 0 and answer["status"] == "stopped" and answer["result"] == 5
+    assert nothing_is_left_of(process.pid)
+
+
 @pytest.mark.parametrize(("how", "times", "code"), [("until stopped", 1, 0), ("deaf", 2, 130)])
 def test_ctrl_c_once_drains_and_twice_stops_at_once_and_no_process_is_left(tmp_path, how, times, code):
     with laminar_flow(tmp_path, "--how", how) as process:

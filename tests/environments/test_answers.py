@@ -54,6 +54,7 @@ def test_equal_mathematics_is_equal(response: str, answer: str, reward: float) -
 
 
 def test_mathematics_is_compared_the_same_off_the_main_thread() -> None:
+    """verl PR #5635: its alarm made every score off the main thread 0, silently."""
     with ThreadPoolExecutor(1) as thread:
         scores = [thread.submit(math_equal, response, answer).result(timeout=30) for response, answer, _ in CASES]
     assert scores == [reward for *_, reward in CASES]

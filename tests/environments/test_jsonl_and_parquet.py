@@ -65,6 +65,7 @@ def test_a_file_is_read_through_any_filesystem(tmp_path: Path) -> None:
 
 
 def test_two_tasks_with_the_same_text_stay_apart(tmp_path: Path) -> None:
+    """NeMo-RL PR #3882."""
     twice = dataset(jsonl(tmp_path, {"prompt": "x", "answer": 1}, {"prompt": "x", "answer": 2}))
     first, second = twice.prompt(0), twice.prompt(1)
     assert first.text == second.text
@@ -74,6 +75,7 @@ def test_two_tasks_with_the_same_text_stay_apart(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_not_there_is_told_with_the_one_to_use(tmp_path: Path) -> None:
+    """verl #758: a KeyError, late in the run."""
     path = parquet(tmp_path, ROWS)
     message = fails(dataset(path))
     assert message.endswith(

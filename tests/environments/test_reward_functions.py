@@ -87,6 +87,8 @@ def test_a_reward_in_the_manner_of_trl_gets_lists_of_one() -> None:
 
 @pytest.mark.parametrize("returned", [[1.0, 0.0], [], 1.0, "1"])
 def test_a_list_of_the_wrong_length_is_never_taken_for_the_whole_group(returned: object) -> None:
+    """TRL #6533: one value was given to all."""
+
     def my_reward(completions, **kwargs):  # type: ignore[no-untyped-def]
         return returned
 
@@ -95,6 +97,7 @@ def test_a_list_of_the_wrong_length_is_never_taken_for_the_whole_group(returned:
 
 
 def test_none_drops_the_row_and_is_never_zero() -> None:
+    """TRL #2737."""
     score = scored(lambda response: None)
     assert (score.reward, score.status) == (None, "skipped")
 

@@ -97,6 +97,7 @@ def load(path: Path) -> ModuleType:
 
 
 def test_what_an_environment_has_to_load_first_does_not_count_against_the_deadline() -> None:
+    """verifiers PR #1245: scoring has a budget of its own."""
     sums = reasoning_gym("chain_sum", size=10)
     with Scorer(sums, deadline=0.5) as scorer:
         right, wrong = (scorer.score(sums.prompt(0), text) for text in (sums.prompt(0).row["answer"], "no idea"))
@@ -124,6 +125,7 @@ def test_it_is_used_from_many_threads_at_once(scorer: Scorer) -> None:
 
 @pytest.mark.parametrize("response", ["hang", "regex"])
 def test_an_endless_reward_dies_within_its_limit_and_the_next_one_is_scored(scorer: Scorer, response: str) -> None:
+    """verl #288: an async timeout cannot stop code that never waits."""
     assert score(scorer, "1").reward == 1.0
     endless = score(scorer, response)
     assert (endless.reward, endless.status) == (None, "timeout")
@@ -184,6 +186,17 @@ def test_whatever_goes_wrong_around_a_process_the_score_comes(monkeypatch: pytes
         assert score(scorer, "2").reward == 2.0
 
 
+def test_a_process_that_takes_no_question_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laminar.environments.process._STALL_SECONDS", 1)
+    with Scorer(Acts(), deadline=1.0) as scorer:
+        process = psutil.Process(int(score(scorer, "pid").reward or 0))
+        process.suspend()
+        stalled = score(scorer, "1" * 4_000_000)  # more than the system holds for it
+        assert stalled.status == "timeout"
+        psutil.wait_procs([process], timeout=WAIT)
+        assert score(scorer, "2").reward == 2.0
+
+
 def test_a_cancelled_score_is_never_run(scorer: Scorer) -> None:
     busy = scorer.score(FIRST, "hang")
     waiting = scorer.score(FIRST, "exit")
@@ -193,6 +206,7 @@ def test_a_cancelled_score_is_never_run(scorer: Scorer) -> None:
 
 
 def test_closing_waits_for_no_slow_judge_and_leaves_no_process() -> None:
+    """slime #2176."""
     scorer = Scorer(Acts(), processes=2, deadline=10 * WAIT)  # longer than a test may take
     processes = [psutil.Process(int(score(scorer, "pid").reward or 0)) for _ in range(2)]
     outstanding = [scorer.score(FIRST, response) for response in ("hang", "hang", "1")]

@@ -67,6 +67,7 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_one_clear_line_and_exit_code_2_before_any_model_loads_for(what: str, tmp_path: Path) -> None:
+    """ASearcher #21 (fewer prompts than a batch), verl #758 (column), verl #288 (endless), TRL #6533 (length)."""
     settings, words = BAD[what]
     flow = write_flow(tmp_path, **settings)
     ended = laminar_flow("run", str(flow), "--store", str(tmp_path / "runs"), timeout=60)

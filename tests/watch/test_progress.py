@@ -193,3 +193,25 @@ def test_the_time_left_is_that_of_the_steps_seen_also_after_a_resume(first: int,
     console = Console(file=io.StringIO(), width=100)
     console.print(live_panel(view, run_id="r", elapsed=10.0))
     assert isinstance(console.file, io.StringIO) and left in console.file.getvalue()
+
+
+def test_a_reader_that_goes_away_does_not_end_the_program() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w", encoding="utf-8") as file:
+        progress = Progress(file=file, every=1)
+        progress.start("r", None)
+        os.close(read)
+        for step in range(1, 4):
+            progress.event({**STEP, "step": step})
+        progress.stop({"status": "finished"})
+
+
+def test_a_terminal_that_hangs_up_does_not_end_the_program() -> None:
+    master, file = terminal()
+    with file:
+        progress = Progress(file=file)
+        progress.start("r", None)
+        os.close(master)
+        progress.event({**STEP, "step": 1})
+        progress.message("a line")
+        progress.stop()
