@@ -14,8 +14,9 @@ import typer
 
 from laminar.errors import UserError
 from laminar.flow.flow import Flow
-from laminar.flow.parameters import Parameter, nearest
+from laminar.flow.parameters import Parameter
 from laminar.flow.params_file import read_params
+from laminar.suggest import nearest
 
 __all__ = ["FLOW_COMMAND", "given", "help_wanted", "parse", "print_help"]
 

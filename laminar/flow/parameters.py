@@ -19,7 +19,7 @@ from laminar.errors import UserError
 from laminar.flow.docstring import parameter_help
 from laminar.suggest import nearest
 
-__all__ = ["RESERVED", "Parameter", "nearest", "parameters_of", "resolve"]
+__all__ = ["RESERVED", "Parameter", "parameters_of", "resolve"]
 
 RESERVED = ("help", "json", "output", "params", "quiet", "run_id", "scheduler", "store", "version")
 """Names that the commands and ``Flow.run`` use themselves."""
