@@ -27,7 +27,8 @@ class Story:
 def row_of(
     request: TrajectoryRequest, generated: Generated, score: Score, story: Story, *, text: str
 ) -> dict[str, Any]:
-    """All columns of one trajectory, by name."""
+    """All columns of one trajectory, by name. One that is dropped has no reward, whatever the scorer said."""
+    dropped = drop_reason(generated, score)
     return {
         "trajectory_id": request.id,
         "group_id": request.group,
@@ -40,10 +41,10 @@ def row_of(
         "response_ids": list(generated.ids),
         "logprobs": list(generated.logprobs),
         "loss_mask": [1] * len(generated.ids),
-        "reward": score.reward,
+        "reward": None if dropped else score.reward,
         "reward_parts": score.parts,
         "finish_reason": generated.finish_reason,
-        "drop_reason": drop_reason(generated, score),
+        "drop_reason": dropped,
         "message": generated.message or score.message,
         "turns": 1,
         "prompt_text": request.prompt.text,

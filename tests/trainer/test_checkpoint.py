@@ -120,6 +120,7 @@ def test_the_step_after_a_resume_is_bit_for_bit_the_one_that_would_have_followed
     make_learner, checkpoints, minibatches
 ):
     learner = make_learner(minibatches=minibatches)
+    learner.config = learner.config.model_copy(update={"warmup_steps": 10})
     for seed in range(2):
         learner.step(rows(seed=seed), version=3)
     url = checkpoint.step_folder(checkpoints, 2)
