@@ -102,7 +102,6 @@ class Learner:
 
     def save(self, url: str, *, step: int, version: int, extra: dict[str, Any]) -> None:
         """Write a checkpoint into the folder at ``url``, atomically (see ``laminar.trainer.checkpoint``)."""
-        self._optimizer.zero_grad()  # their memory is the writer's meanwhile: to save takes no more than to train
 
         def fill(folder: Path) -> None:
             self.model.save_pretrained(folder)
