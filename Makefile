@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Where the tests and the doctests are. Some of it: make test TESTS=tests/watch
-TESTS ?= laminar plugins/laminar_dask tests
+TESTS ?= laminar plugins/laminar_dask flows tests
 # More options of the flow: make demo DEMO_ARGS="--steps 10"
 DEMO_ARGS ?=
 

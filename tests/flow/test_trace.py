@@ -93,11 +93,12 @@ def test_a_stage_knows_in_its_settings_what_is_not_known_yet():
 
 def test_needs_are_the_largest_of_each_and_checks_are_made():
     @lm.flow
-    def demo(first: int = 1, second: int = 3):
+    def demo(first: int = 3, second: int = 1):
         return [stage("work", work, Spec(None, n), {}) for n in (first, second)]
 
     assert demo.check().needs() == {"replicas": 3, "trainer": True}
-    assert demo.check().derived() == {"work": {"twice": 2}, "work-2": {"twice": 6}}
+    assert demo.check(first=1, second=3).needs() == {"replicas": 3, "trainer": True}
+    assert demo.check().derived() == {"work": {"twice": 6}, "work-2": {"twice": 2}}
     with pytest.raises(UserError, match="replicas=-1"):
         demo.check(second=-1)
 
