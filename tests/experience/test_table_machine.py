@@ -24,6 +24,7 @@ from tests.experience.stores import AtOnce, Died, mortal_disk
 
 T = TypeVar("T")
 GROUPS = st.integers(0, 11)
+"""Those whose samples come one by one; others, from 12 on, come whole."""
 
 
 def size_of(group: int) -> int:
@@ -121,7 +122,8 @@ class Machine(RuleBasedStateMachine):
         for number, sample, dropped in samples:
             size, name = size_of(number), f"g{number}"
             more = {"drop_reason": "reward_error"} if dropped else {}
-            made[f"{name}-{sample}"] = one(name, sample, size=size, version=self.version, **more)
+            version = max(0, self.version - (number + sample) % 2)  # a group need not be of one version
+            made[f"{name}-{sample}"] = one(name, sample, size=size, version=version, **more)
         if made:
             self.surely(lambda: self.table.append(batch(*made.values())))
         for name, row in made.items():
@@ -163,8 +165,12 @@ class Machine(RuleBasedStateMachine):
         self.trained |= dict.fromkeys(held.lease.table["trajectory_id"].to_pylist(), self.step)
 
     def die(self) -> None:
-        """Another trainer goes on from the checkpoint."""
+        """Another trainer goes on from the checkpoint; what the first held is no longer its own."""
         self.surely(lambda: self.table.release_all("trainer"))
+        if self.held is not None and self.held.known:
+            lease = self.held.lease
+            with pytest.raises(LaminarError, match="cannot be committed"):
+                self.table.commit(lease.id, step=99, version=self.version, groups=lease.groups)
         self.surely(lambda: self.table.rewind(self.checkpoint))
         self.held, self.step = None, self.checkpoint
         self.version += 1
@@ -200,15 +206,17 @@ class Machine(RuleBasedStateMachine):
                 self.table.commit(held.lease.id, step=99, version=held.version, groups=held.lease.groups)
         self.surely(lambda: self.table.release_all("other"))
 
-    @rule(number=GROUPS)
+    @rule(number=GROUPS | st.integers(12, 24))
     def evict(self, number: int) -> None:
         name = f"g{number}"
-        leased = self.held is not None and name in self.held.lease.groups
-        if leased:
-            return
-        self.surely(lambda: self.table.evict([name], "on_request"))
-        untrained = [n for n, scored in self.rows.items() if n.startswith(f"{name}-") and scored]
-        if untrained and not self.trained.keys() & set(untrained):
+        mine = {row for row, scored in self.rows.items() if row.startswith(f"{name}-") and scored}
+        evicted = self.surely(lambda: self.table.evict([name], "on_request"))
+        if self.held is not None and name in self.held.lease.groups:
+            if self.held.known:
+                assert evicted == 0
+                return
+            self.held = None  # its trainer cannot commit it any more
+        if mine and not self.trained.keys() & mine:
             self.gone.add(name)
 
     @rule(number=GROUPS)
@@ -254,6 +262,7 @@ class Machine(RuleBasedStateMachine):
         assert (reason is None) == (row["state"] != "evicted")
         assert (reason == "reward_error") == (not scored)
         assert reason is not None or group not in self.gone
+        assert reason is not None or sum(mine) > 1 or len(mine) < size_of(int(group[1:]))
         if reason == "on_request":
             assert group in self.gone
         elif reason == "stale":
