@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
-import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from laminar.weights.layout import Layout
+from laminar.weights.scratch import scratch
 
 __all__ = ["copy_rate", "fits", "measure_handing_over"]
 
@@ -30,7 +30,7 @@ def measure_handing_over(nbytes: int, repeats: int) -> dict[str, Any]:
     nbytes = fits(nbytes, 6)
     tensors = {f"layer.{index}": torch.ones(nbytes // 64, dtype=torch.int32) for index in range(16)}
     with _folder() as base:
-        copy_once = _copier(nbytes, base / "plain")
+        copy_once = _copier([tensor.numpy() for tensor in tensors.values()], _shared(base / "plain", nbytes))
         owner = SegmentOwner(base / "laminar-publish")
         owner.prepare(Layout.of(tensors))
         publisher, reader = Publisher(owner.root), WeightReader(owner.root)
@@ -62,9 +62,11 @@ def measure_handing_over(nbytes: int, repeats: int) -> dict[str, Any]:
 
 
 def copy_rate(nbytes: int) -> float:
-    """Bytes/s of a plain copy."""
-    copy = _copier(nbytes)
-    return nbytes / min(_seconds(copy) for _ in range(5))
+    """Bytes/s of a plain copy from shared memory into shared memory, by two threads where there are two cores."""
+    with _folder() as base:
+        source, target = _shared(base / "source", nbytes), _shared(base / "target", nbytes)
+        copy = _copier([source[: nbytes // 2], source[nbytes // 2 :]], target)
+        return nbytes / min(_seconds(copy) for _ in range(5))
 
 
 def fits(nbytes: int, buffers: int) -> int:
@@ -84,25 +86,36 @@ def _copies(tensors: dict[str, Any], payload: memoryview) -> int:
     return sum(not start <= tensor.data_ptr() < start + len(payload) for tensor in tensors.values())
 
 
-def _copier(nbytes: int, shared: Path | None = None) -> Callable[[], None]:
-    """A plain copy into warm memory (shared, where a file is given), by two threads where there are two cores."""
+def _copier(pieces: Sequence[Any], target: Any) -> Callable[[], None]:
+    """A plain copy of arrays, one after the other, into a buffer: half of them by a second thread."""
     import numpy as np
 
-    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-    if shared is not None:
-        with shared.open("w+b") as file:
-            file.truncate(nbytes)
-            target = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
-        target[:] = 1
-    border = nbytes // 2 if (os.cpu_count() or 1) > 1 else nbytes
+    sources = [piece.reshape(-1).view(np.uint8) for piece in pieces]
+    ends = list(itertools.accumulate(source.size for source in sources))
+    copies = [(target[end - source.size : end], source) for end, source in zip(ends, sources, strict=True)]
+
+    def some(part: Sequence[tuple[Any, Any]]) -> None:
+        for into, source in part:
+            np.copyto(into, source)
 
     def copy() -> None:
-        other = threading.Thread(target=np.copyto, args=(target[border:], source[border:]))
+        other = threading.Thread(target=some, args=(copies[len(copies) // 2 :],))
         other.start()
-        np.copyto(target[:border], source[:border])
+        some(copies[: len(copies) // 2])
         other.join()
 
     return copy
+
+
+def _shared(path: Path, nbytes: int) -> Any:
+    """Warm shared memory."""
+    import numpy as np
+
+    with path.open("w+b") as file:
+        file.truncate(nbytes)
+        memory = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
+    memory[:] = 1
+    return memory
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -113,5 +126,5 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=f"bench-relay-{uuid.uuid4().hex[:6]}-", dir="/dev/shm") as folder:
-        yield Path(folder)
+    with scratch("bench-memory") as folder:
+        yield folder

@@ -15,6 +15,7 @@ from laminar.errors import LaminarError
 from laminar.weights.chain import Member, Plan, chunk_bytes
 from laminar.weights.changes import Changes
 from laminar.weights.incoming import Source
+from laminar.weights.lifeline import Lifeline
 from laminar.weights.mapping import Slot
 from laminar.weights.prefix import Prefix
 from laminar.weights.segment import SLOT_HASHES
@@ -71,9 +72,10 @@ class Refused(LaminarError):
 class Links:
     """Connections to other relays, kept open between versions."""
 
-    def __init__(self, transport: Transport, deadline: float) -> None:
+    def __init__(self, transport: Transport, deadline: float, lifeline: Lifeline | None = None) -> None:
         self.transport = transport
         self.deadline = deadline
+        self._lifeline = lifeline
         self._mutex = threading.Lock()
         self._idle: dict[str, Peer] = {}
         self.rate: float | None = None
@@ -87,7 +89,10 @@ class Links:
             if peer.idle():
                 return peer
             peer.close()
-        return self.transport.connect(address, self.deadline)
+        peer = self.transport.connect(address, self.deadline)
+        if self._lifeline is not None:
+            self._lifeline.add(peer.socket)
+        return peer
 
     def give(self, peer: Peer) -> None:
         """Keep a connection for the next version."""

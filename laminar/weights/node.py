@@ -18,6 +18,7 @@ from laminar.errors import LaminarError
 from laminar.weights.chain import Fence, Plan
 from laminar.weights.forward import PROGRESS_DEADLINE, Forwarder, Links, Outgoing, Refused, Report
 from laminar.weights.incoming import Damaged
+from laminar.weights.lifeline import Lifeline
 from laminar.weights.owner import SegmentOwner
 from laminar.weights.prefix import Prefix
 from laminar.weights.reception import (
@@ -85,9 +86,11 @@ class RelayNode:
         self._token = token
         self._report = report
         self._deadline = progress_deadline
-        self._links = Links(transport, progress_deadline)
         self._listener: Listener = transport.listen(host, port)
         self.address = self._listener.address
+        self._lifeline = Lifeline()
+        self._lifeline.add(self._listener.socket)
+        self._links = Links(transport, progress_deadline, self._lifeline)
         self._mutex = threading.Lock()
         self._admitting = threading.Lock()
         self._committing = threading.Lock()
@@ -184,6 +187,7 @@ class RelayNode:
         for reception in receptions:
             self._drop(reception)
         self._links.close()
+        self._lifeline.close()
 
     # -- threads ------------------------------------------------------------------------------------------
 
@@ -195,6 +199,7 @@ class RelayNode:
                 if not self._closed.is_set():
                     logger.error("the relay hears nobody any more: %s", error)
                 return
+            self._lifeline.add(peer.socket)
             threading.Thread(target=self._serve, args=(peer,), name="laminar-receive", daemon=True).start()
 
     def _serve(self, peer: Peer) -> None:

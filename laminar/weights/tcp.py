@@ -28,6 +28,9 @@ wakes up, that the others stood still."""
 
 BACKLOG = 16
 
+PIECE = 1 << 20
+"""Most bytes that are received before they are looked at: they are hashed while a core's own cache holds them."""
+
 
 def patience(deadline: float) -> int:
     """Milliseconds of one of the ``SLICES``."""
@@ -42,6 +45,11 @@ class TcpPeer:
         self._sock = sock
         self._writing = threading.Lock()
         self._tune()
+
+    @property
+    def socket(self) -> socket.socket:
+        """The connected socket."""
+        return self._sock
 
     def send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
         """Send a frame."""
@@ -102,7 +110,7 @@ class TcpPeer:
         offset = start
         with self._lost(), self._blocking():
             while offset < stop:
-                end = min(stop, offset + chunk)
+                end = min(stop, offset + chunk, offset + PIECE)
                 while offset < end:
                     count = self._sock.recv_into(into[offset:end], 0, socket.MSG_WAITALL)
                     if not count:
@@ -182,6 +190,11 @@ class TcpListener:
         host, port = sock.getsockname()[:2]
         self.address = f"{name}://{host}:{port}"
         self._name = name
+
+    @property
+    def socket(self) -> socket.socket:
+        """The listening socket."""
+        return self._sock
 
     def accept(self) -> TcpPeer:
         """The next connection. ``PeerLost`` once the listener is closed."""

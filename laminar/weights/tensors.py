@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -15,8 +16,14 @@ from laminar.weights.layout import Layout
 
 __all__ = ["digest_of", "fill", "views"]
 
-CACHED_BYTES = 256 << 10
-"""Bytes that a core copies before it hashes them: its second-level cache still holds them then."""
+CACHED_BYTES = 2 << 20
+"""Bytes that a core hashes before it copies them: a cache still holds them then."""
+
+TASK_CHUNKS = 8
+"""Most chunks that a thread copies at a time: enough not to wait for the interpreter's lock."""
+
+HELD_CHUNKS = TASK_CHUNKS * (THREADS + 1)
+"""Chunks under work at once."""
 
 HostPieces = list[tuple[int, npt.NDArray[np.uint8]]]
 """Parts of one chunk: the byte in the chunk where a part goes, and its bytes."""
@@ -53,32 +60,38 @@ def digest_of(tensors: Mapping[str, torch.Tensor], layout: Layout) -> str:
 def fill(payload: memoryview, tensors: Mapping[str, torch.Tensor], layout: Layout) -> list[int]:
     """Copy tensors into a flat buffer, once, and return the hash of each chunk.
 
-    A few threads take a chunk each: copy a little of it, and hash that while it is in the core's own cache. (Not
-    torch's threads: those would all be woken for each chunk.) Padding is left alone: it is zero in a new slot, and
-    stays so.
+    A few threads take some chunks each: hash a little of a tensor, and copy that while it is in the core's own cache.
+    (Not torch's threads: those would all be woken for each chunk.) Padding is left alone: it is zero in a new slot,
+    and stays so.
     """
     buffer = np.frombuffer(payload, np.uint8)
 
-    def copy_and_hash(chunk: int, pieces: HostPieces) -> int:
+    def hash_and_copy(chunk: int, pieces: HostPieces) -> int:
         start, stop = layout.span(chunk)
         hashed, state = start, xxhash.xxh3_64()
         for target, data in pieces:
+            state.update(payload[hashed : start + target])
             for offset in range(0, data.size, CACHED_BYTES):
                 piece = data[offset : offset + CACHED_BYTES]
                 begin = start + target + offset
-                np.copyto(buffer[begin : begin + piece.size], piece)
-                state.update(payload[hashed : begin + piece.size])
                 hashed = begin + piece.size
+                state.update(piece.data)
+                np.copyto(buffer[begin:hashed], piece)
         state.update(payload[hashed:stop])
         return int(state.intdigest())
 
-    hashes: list[Future[int]] = []
+    def some(first: int, chunks: Sequence[HostPieces]) -> list[int]:
+        return [hash_and_copy(chunk, pieces) for chunk, pieces in enumerate(chunks, first)]
+
+    size = max(1, min(TASK_CHUNKS, layout.chunks // (4 * THREADS)))
+    hashes: list[Future[list[int]]] = []
     with ThreadPoolExecutor(THREADS, "laminar-copy") as pool:
-        for chunk, pieces in enumerate(_host_pieces(tensors, layout)):
-            hashes.append(pool.submit(copy_and_hash, chunk, pieces))
-            if chunk >= THREADS:
-                hashes[chunk - THREADS].result()  # its pieces may be overwritten from now on
-        return [future.result() for future in hashes]
+        all_pieces = _host_pieces(tensors, layout)
+        for number, first in enumerate(range(0, layout.chunks, size)):
+            hashes.append(pool.submit(some, first, list(itertools.islice(all_pieces, size))))
+            if number >= THREADS:
+                hashes[number - THREADS].result()  # its pieces may be overwritten from now on
+        return [value for future in hashes for value in future.result()]
 
 
 def views(payload: memoryview, layout: Layout) -> dict[str, torch.Tensor]:
@@ -92,7 +105,7 @@ def views(payload: memoryview, layout: Layout) -> dict[str, torch.Tensor]:
 
 
 def _host_pieces(tensors: Mapping[str, torch.Tensor], layout: Layout) -> Iterator[HostPieces]:
-    """For each chunk its pieces in host memory, good until ``THREADS`` more chunks were asked for."""
+    """For each chunk its pieces in host memory, good until ``HELD_CHUNKS`` more chunks were asked for."""
     chunks = _pieces(tensors, layout)
     devices = {tensors[spec.name].device for spec in layout.tensors}
     cuda = [device for device in devices if device.type == "cuda"]
@@ -120,7 +133,7 @@ def _staged(chunks: Iterator[TensorPieces], chunk_bytes: int, device: torch.devi
     This path has not been run on a GPU yet.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    buffers = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(THREADS + 2)]
+    buffers = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(HELD_CHUNKS + 2)]
     under_way: tuple[torch.cuda.Event, TensorPieces] | None = None
     for chunk, pieces in enumerate(chunks):
         buffer, parts = buffers[chunk % len(buffers)], []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,6 +48,10 @@ class Peer(Protocol):
 
     address: str
 
+    @property
+    def socket(self) -> socket.socket:
+        """The TCP connection that frames go over: shut down, the peer is lost."""
+
     def send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
         """Send a frame."""
 
@@ -76,6 +81,10 @@ class Listener(Protocol):
     """Waits for connections."""
 
     address: str
+
+    @property
+    def socket(self) -> socket.socket:
+        """The listening socket."""
 
     def accept(self) -> Peer:
         """The next connection. ``PeerLost`` once the listener is closed."""

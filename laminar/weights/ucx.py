@@ -36,6 +36,8 @@ WINDOW = 4
 """Messages in flight."""
 PAUSE = 0.001
 """Longest wait for UCX's event descriptor, in seconds: with longer ones wake-ups are missed."""
+LOOK = 16
+"""Rounds with work for UCX in a row of which one looks at other descriptors too."""
 ADDRESS_DEADLINE = 5.0
 RDMA = ("rc", "ud", "dc", "srd", "gga")
 """Transports of UCX that bypass the kernel, by how their names begin."""
@@ -109,6 +111,7 @@ class _Bulk:
         self._requests: deque[tuple[int, Any]] = deque()
         self.descriptor = int(self._worker.epoll_file_descriptor)
         self.closed = False
+        self._busy = 0
         self._endpoint: Any = None
         self._listening = None if listen is None else UcxListening(self._worker.handle, listen)
         self.tag = secrets.randbits(64)
@@ -149,6 +152,9 @@ class _Bulk:
         worked = False
         while self._worker.progress_once():
             worked = True
+        self._busy = self._busy + 1 if worked else 0
+        if self._busy % LOOK:
+            return {}
         idle = not worked and self._worker.arm()
         return dict(poller.poll(PAUSE * 1000 if idle else 0))
 

@@ -1,0 +1,103 @@
+"""A killed relay's connections are broken by another process, without waiting for the kernel to get round to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from laminar.weights.lifeline import Lifeline
+
+RELAY = """
+import socket, sys, time
+from laminar.weights.lifeline import Lifeline
+connection, other = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:])
+lifeline = Lifeline()
+lifeline.add(connection)
+print("added", flush=True)
+sys.stdin.readline()
+lifeline.close()
+time.sleep(60)
+"""
+DEADLINE = 20
+
+
+@pytest.fixture
+def relay() -> Iterator[tuple[subprocess.Popen[str], socket.socket, socket.socket]]:
+    """A process with two connections, the first of them on its lifeline; our ends of both. This process keeps theirs
+    open too, so that the kernel breaks neither when the other process ends."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    theirs = [pair[1].fileno() for pair in pairs]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RELAY, *map(str, theirs)],
+        pass_fds=theirs,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "added\n"
+    for ours, _ in pairs:
+        ours.settimeout(DEADLINE)
+    yield process, pairs[0][0], pairs[1][0]
+    process.kill()
+    process.communicate(timeout=DEADLINE)
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+def test_a_connection_is_broken_when_its_process_is_killed_although_a_copy_is_open_elsewhere(relay) -> None:
+    process, held, other = relay
+    process.kill()
+    assert held.recv(1) == b""
+    process.wait(DEADLINE)
+    other.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        other.recv(1)
+
+
+def test_nothing_is_broken_when_a_process_lets_its_lifeline_go_and_is_killed_later(relay) -> None:
+    process, held, _ = relay
+    children = _children(process.pid)
+    assert len(children) == 1
+    process.stdin.write("\n")
+    process.stdin.flush()
+    descriptor = os.pidfd_open(children[0])
+    assert select_readable(descriptor)
+    os.close(descriptor)
+    process.kill()
+    process.wait(DEADLINE)
+    held.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        held.recv(1)
+
+
+def test_a_lifeline_that_was_cut_hurts_nobody() -> None:
+    lifeline = Lifeline()
+    [child] = _children(os.getpid(), named="lifeline.py")
+    os.kill(child, signal.SIGKILL)
+    left, right = socket.socketpair()
+    with left, right:
+        for _ in range(3):
+            lifeline.add(left)
+        right.send(b"x")
+        assert left.recv(1) == b"x"
+    lifeline.close()
+    lifeline.close()
+
+
+def select_readable(descriptor: int) -> bool:
+    import select
+
+    return bool(select.select([descriptor], [], [], DEADLINE)[0])
+
+
+def _children(pid: int, named: str = "") -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children() if named in " ".join(child.cmdline())]
