@@ -136,6 +136,23 @@ def test_ctrl_c_before_anything_has_started_is_one_line_and_exit_130(flow, capfd
     assert not json_too or json.loads(out) == {"status": "stopped", "error": "ended by Ctrl-C", "run_id": None}
 
 
+def test_ctrl_c_while_the_command_is_loaded_is_one_line_too():
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "sys.argv = ['laminar-flow', 'ls', '--json']\n"
+        "from laminar.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130 and done.stderr == "laminar-flow: ended by Ctrl-C\n"
+    assert json.loads(done.stdout)["status"] == "stopped"
+
+
 def test_a_flow_file_that_exits_is_one_json_object_too(flow, capfd, tmp_path):
     (tmp_path / "flow.py").write_text("import sys\nsys.exit(0)\n")
     assert run_app(["check", flow, "--json"]) == 2

@@ -56,6 +56,12 @@ def test_every_kind_of_file_gives_the_same_prompts(tmp_path: Path, kind: str) ->
     assert sums.score(prompt, "4").reward == 0.0
 
 
+def test_a_file_may_begin_with_a_byte_order_mark_and_have_empty_lines(tmp_path: Path) -> None:
+    lines = "\r\n\r\n".join(json.dumps(row) for row in ROWS)
+    (tmp_path / "sums.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.encode() + b"\r\n  \r\n")
+    assert [dataset(tmp_path / "sums.jsonl", prompt="question").prompt(n).row for n in range(3)] == ROWS
+
+
 def test_a_file_is_read_through_any_filesystem(tmp_path: Path) -> None:
     import fsspec
 

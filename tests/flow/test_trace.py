@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from typing import Any
 
+import dask
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import laminar as lm
 from laminar.errors import UserError
 from laminar.flow.graph import Graph, layers_of
+from laminar.flow.holes import fill, take_out
 from laminar.flow.trace import NodeInfo, Pending, stage
 
 
@@ -80,6 +82,14 @@ def test_the_same_call_again_is_the_same_node():
         return numbers(3), numbers(size=3), numbers(3, step=1), numbers(4)
 
     assert [node.name for node in demo.graph().nodes] == ["numbers", "numbers-2"]
+
+
+def test_a_result_that_is_used_twice_travels_once():
+    one, other = dask.delayed(1), dask.delayed(2)
+    taken: list[Any] = []
+    template = take_out({"a": [one, other], "b": (one,)}, taken)
+    assert [delayed.key for delayed in taken] == [one.key, other.key]
+    assert fill(template, ["x", "y"]) == {"a": ["x", "y"], "b": ("x",)}
 
 
 def test_a_stage_knows_in_its_settings_what_is_not_known_yet():

@@ -34,7 +34,6 @@ ROW = {
     "response_ids": [2, 3],
     "logprobs": [-0.1, -0.2],
     "finish_reason": "stop",
-    "prompt_text": "1 + 1 =",
 }
 
 
@@ -71,7 +70,7 @@ def write_metrics(run: Path, steps: int) -> None:
     writer.close()
 
 
-def write_experience(run: Path, response: str) -> None:
+def write_experience(run: Path, response: str, prompt: str = "1 + 1 =") -> None:
     table = ExperienceTable(str(run))
     rows = [
         row(
@@ -79,6 +78,7 @@ def write_experience(run: Path, response: str) -> None:
             sample=sample,
             reward=float(sample),
             response_text=response,
+            prompt_text=prompt,
             **ROW,
         )
         for sample in range(2)
@@ -117,6 +117,15 @@ def test_a_full_run_has_its_curves_numbers_samples_and_parameters(tmp_path: Path
     assert "parameters.lr" in document and "5e-05" in document
     assert "reward 1.000, version 0" in document and "reward 0.000, version 0" in document
     assert "script" not in tags.seen and "&lt;script&gt;alert(1)" in document
+
+
+def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>"
+    (tmp_path / "run.json").write_text(json.dumps({"flow": bad, "run_id": bad, "status": bad, bad: {bad: bad}}))
+    write_experience(tmp_path, response=bad, prompt=bad)
+    document = Path(write_report(str(tmp_path))).read_text()
+    assert "script" not in Tags(document).seen
+    assert document.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 8
 
 
 def test_a_report_fetches_nothing(tmp_path: Path) -> None:
