@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from laminar.weights.owner import SegmentOwner
+
 Start = Callable[..., ForkProcess]
 
 
@@ -23,6 +25,15 @@ def root() -> Iterator[Path]:
     base = Path("/dev/shm") / f"test-weights-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     yield base / "laminar-run"
     shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def owner(root: Path, request: pytest.FixtureRequest) -> Iterator[SegmentOwner]:
+    """The relay's half of a segment, prepared for the ``LAYOUT`` of the test's module."""
+    owner = SegmentOwner(root)
+    owner.prepare(request.module.LAYOUT)
+    yield owner
+    owner.close()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from laminar.weights.owner import SegmentOwner
 from laminar.weights.publisher import Publisher
 from laminar.weights.reader import WeightReader
 from laminar.weights.segment import in_use, sweep
+from tests.weights.segments import publisher_of
 
 ELEMENTS = 1 << 17
 
@@ -29,21 +29,7 @@ def tensors(version: int) -> dict[str, torch.Tensor]:
 
 
 LAYOUT = Layout.of(tensors(0), chunk_bytes=64 << 10)
-
-
-@pytest.fixture
-def owner(root: Path) -> Iterator[SegmentOwner]:
-    owner = SegmentOwner(root)
-    owner.prepare(LAYOUT)
-    yield owner
-    owner.close()
-
-
-def publish(owner: SegmentOwner, *versions: int) -> None:
-    publisher = Publisher(owner.root)
-    for version in versions:
-        publisher.publish(version, tensors(version))
-        owner.promote(version)
+publish = publisher_of(tensors)
 
 
 def read_until(root: Path, stop, verify: bool, results) -> None:

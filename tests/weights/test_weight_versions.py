@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from laminar.weights.publisher import Publisher
 from laminar.weights.reader import WeightReader
 from laminar.weights.segment import remove_segments
 from laminar.weights.tensors import digest_of
+from tests.weights.segments import publisher_of
 
 
 def tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
@@ -38,21 +38,7 @@ def tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 LAYOUT = Layout.of(tensors(), chunk_bytes=1024)
-
-
-@pytest.fixture
-def owner(root: Path) -> Iterator[SegmentOwner]:
-    owner = SegmentOwner(root)
-    owner.prepare(LAYOUT)
-    yield owner
-    owner.close()
-
-
-def publish(owner: SegmentOwner, *versions: int) -> None:
-    publisher = Publisher(owner.root)
-    for version in versions:
-        publisher.publish(version, tensors(version))
-        owner.promote(version)
+publish = publisher_of(tensors)
 
 
 def flip_a_byte_of(root: Path, version: int) -> None:
