@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from laminar.cli.options import FLOW_COMMAND, given, help_wanted, print_help
+from laminar.cli.options import FLOW_COMMAND, chosen, given
 from laminar.cli.output import print_values
-from laminar.errors import UserError
 
 __all__ = ["check", "register"]
 
@@ -29,14 +28,9 @@ def check(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> dict[str, Any]:
     """Check a flow; what was found."""
-    from laminar.flow.load import load_flow
-
-    flow = load_flow(file) if file else None
-    if help_wanted(context):
-        print_help("check", _ABOUT, flow)
-        return {}
+    flow = chosen("check", _ABOUT, context, file)
     if flow is None:
-        raise UserError("which flow? Give a FILE, as laminar-flow check flows/quickstart.py")
+        return {}
     plan = flow.check(store=store, **given(flow, "check", context.args, params))
     roles = _roles(plan.needs())
     weights = _transport()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laminar.cli.options import FLOW_COMMAND, given, help_wanted, print_help
+from laminar.cli.options import FLOW_COMMAND, chosen, given
 from laminar.errors import UserError
 
 __all__ = ["graph", "register"]
@@ -28,14 +28,9 @@ def graph(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> dict[str, Any]:
     """Show a flow's graph; its nodes."""
-    from laminar.flow.load import load_flow
-
-    flow = load_flow(file) if file else None
-    if help_wanted(context):
-        print_help("graph", _ABOUT, flow)
-        return {}
+    flow = chosen("graph", _ABOUT, context, file)
     if flow is None:
-        raise UserError("which flow? Give a FILE, as laminar-flow graph flows/quickstart.py")
+        return {}
     drawn = flow.graph(**given(flow, "graph", context.args, params))
     if output is not None:
         _draw(drawn.svg(), output)

@@ -18,7 +18,7 @@ from laminar.flow.parameters import Parameter
 from laminar.flow.params_file import read_params
 from laminar.suggest import nearest
 
-__all__ = ["FLOW_COMMAND", "given", "help_wanted", "parse", "print_help"]
+__all__ = ["FLOW_COMMAND", "chosen", "given", "parse"]
 
 FLOW_COMMAND: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
@@ -35,6 +35,8 @@ OWN_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "check": {"--store URL": "Run store: a path or any fsspec URL. [default: runs]"},
     "graph": {"--output FILE": "Draw it into FILE (.svg) instead of printing it."},
 }
+
+_HELP = ("--help", "-h")
 
 _COMMON = {
     "--params FILE": "Parameters from a JSON, TOML or YAML file; options given here win.",
@@ -120,12 +122,26 @@ def _unknown(word: str, name: str, parameters: Sequence[Parameter], own: Sequenc
     return f"there is no option {name}; {f'did you mean {close}? ' if close else ''}{has}"
 
 
-def help_wanted(context: typer.Context) -> bool:
-    """Whether ``--help`` or ``-h`` is among what is left."""
-    return any(word in ("--help", "-h") for word in context.args)
+def chosen(command: str, about: str, context: typer.Context, file: str | None) -> Flow | None:
+    """The flow that FILE names; None where help was asked for, which is printed then, with the flow's parameters.
+
+    Raises
+    ------
+    UserError
+        No FILE, or none with such a flow.
+    """
+    from laminar.flow.load import load_flow
+
+    flow = None if file is None or file in _HELP else load_flow(file)
+    if any(word in _HELP for word in (file, *context.args)):
+        _print_help(command, about, flow)
+        return None
+    if flow is None:
+        raise UserError(f"which flow? Give a FILE, as laminar-flow {command} flows/quickstart.py")
+    return flow
 
 
-def print_help(command: str, about: str, flow: Flow | None) -> None:
+def _print_help(command: str, about: str, flow: Flow | None) -> None:
     """The help of a command, with the options of a flow where one is named."""
     from rich.console import Console
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laminar.cli.options import FLOW_COMMAND, given, help_wanted, print_help
+from laminar.cli.options import FLOW_COMMAND, chosen, given
 from laminar.cli.output import Failure, print_values
-from laminar.errors import LaminarError, UserError
+from laminar.errors import LaminarError
 
 if TYPE_CHECKING:
     from laminar.flow.run import Prepared
@@ -35,15 +35,11 @@ def run(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> dict[str, Any]:
     """Run a flow; its summary."""
-    from laminar.flow.load import load_flow
     from laminar.flow.run import prepare
 
-    flow = load_flow(file) if file else None
-    if help_wanted(context):
-        print_help("run", _ABOUT, flow)
-        return {}
+    flow = chosen("run", _ABOUT, context, file)
     if flow is None:
-        raise UserError("which flow? Give a FILE, as laminar-flow run flows/quickstart.py")
+        return {}
     values = given(flow, "run", context.args, params)
     return show_run(prepare(flow, values, store=store, run_id=run_id), json=json, scheduler=scheduler)
 

@@ -86,6 +86,15 @@ def test_help_shows_the_options_of_the_flow(flow, capsys, monkeypatch):
         assert part in out
 
 
+@pytest.mark.parametrize("command", ["run", "check", "graph"])
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_without_a_flow_says_where_to_find_its_options(capsys, command, word):
+    assert run_app([command, word]) == 0
+    out = capsys.readouterr().out
+    assert f"laminar-flow {command} FILE[:FLOW]" in out and "--params FILE" in out
+    assert "With a FILE, --help shows its flow's parameters." in out
+
+
 def test_check_prints_values_and_processes_and_starts_nothing(flow, capfd, tmp_path):
     assert run_app(["check", flow, "--size", "3", "--fast", "--json"]) == 0
     answer = json.loads(capfd.readouterr().out)
