@@ -7,6 +7,7 @@ holds a version, and hears of what happens by reports; the chain itself is repai
 from __future__ import annotations
 
 import logging
+import os
 import struct
 import threading
 import time
@@ -40,6 +41,9 @@ from laminar.weights.wire import Frame, Kind, Speech
 __all__ = ["RelayNode"]
 
 logger = logging.getLogger(__name__)
+
+NICE = 10
+"""Of the threads that carry weights: trainer and replicas of the same host go first, with nine tenths of a core."""
 
 TURN_DEADLINE = 5.0
 """Seconds for a thread whose connection was broken to leave a version alone."""
@@ -141,6 +145,7 @@ class RelayNode:
 
     def _start(self, reception: Reception, plan: Plan) -> None:
         """Find out what changed, where that may be worth it, and send."""
+        _give_way()
         try:
             if reception.changes is None:
                 reception.changes = changes_to_send(plan, self.owner, self._links.rate)
@@ -192,6 +197,7 @@ class RelayNode:
     # -- threads ------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        _give_way()
         while not self._closed.is_set():
             try:
                 peer = self._listener.accept()
@@ -426,3 +432,8 @@ class RelayNode:
     def _tell(self, what: str, reception: Reception, why: str = "") -> None:
         version, part = reception.key
         self._report(Report(what, version, part, reception.fence.epoch, "", why, time.time()))
+
+
+def _give_way() -> None:
+    """Lower this thread's priority (Linux has one for each), and that of those it starts from now on."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
