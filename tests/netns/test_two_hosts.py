@@ -52,6 +52,7 @@ def test_the_quickstart_runs_and_learns_on_two_hosts(tmp_path: Path, transport: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("transport", installed())
 def test_a_longer_run_on_two_hosts_learns_too(tmp_path: Path, transport: str) -> None:
-    runs_and_learns(tmp_path, transport, *LONG, deadline=280)
+    runs_and_learns(tmp_path, transport, *LONG, deadline=900)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 FLOW = ROOT / "flows" / "quickstart.py"
 SLOTS = 128
 START_DEADLINE = 60.0
+PR_SET_PDEATHSIG = 1
 WORKERS = (
     ("data", 0, 8, "data=1,task=1"),
     ("trainer", 0, 2, "trainer=1"),
@@ -90,8 +93,14 @@ class TwoHosts:
     def _spawn(self, name: str, host: int, command: list[str]) -> None:
         log = self._stack.enter_context((self._folder / f"{name}.log").open("w"))
         inside = ["ip", "netns", "exec", self._hosts.namespaces[host], *command]
-        process = subprocess.Popen(inside, stdout=log, stderr=log, cwd=ROOT, env=self._environment(host))
+        environment = self._environment(host)
+        process = subprocess.Popen(inside, stdout=log, stderr=log, cwd=ROOT, env=environment, preexec_fn=_end_with_us)
         self._stack.callback(_end, process)
+
+
+def _end_with_us() -> None:
+    """In a child: be killed when the process of the tests dies, however it does."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
