@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from laminar.bench import BENCHES
 from laminar.bench.relay import PARTS, bench_relay
+from laminar.cli.bench import bench
 from laminar.errors import UserError
 from laminar.weights.transport import installed
 
@@ -41,3 +43,11 @@ def test_what_fails_by_one_transport_is_none_and_says_which(monkeypatch: pytest.
 def test_a_part_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match="no part `chains`; there are: publish, chain, links"):
         bench_relay(only=["chains"])
+
+
+def test_the_command_measures_only_the_parts_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BENCHES, "parts", lambda *, only=(): {"parts": list(only)})
+    assert bench("parts", only="links, changes", json=True)["parts"] == ["links", "changes"]
+    monkeypatch.setitem(BENCHES, "whole", lambda: {})
+    with pytest.raises(UserError, match="bench `whole` has no --only"):
+        bench("whole", only="links")
