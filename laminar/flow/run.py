@@ -168,6 +168,8 @@ def _compute(prepared: Prepared, watch: _Watch, interrupts: Interrupts, start_cl
             if watch.display is not None:
                 names = [node.name for node in planned.trace.nodes]
                 watch.display.start(prepared.run_id, cluster.dashboard_link, names)
+            for stage, sizes in planned.derived().items():  # so that nobody has to ask what a batch is
+                watch.say(f"{stage}: {', '.join(f'{name} {value}' for name, value in sizes.items())}")
             where = {"scheduler": cluster.client.scheduler.address, "dashboard": cluster.dashboard_link}
             prepared.folder.update_json("run.json", where)
             cluster.client.subscribe_topic(topic(prepared.run_id), watch)

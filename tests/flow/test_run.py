@@ -26,6 +26,7 @@ FLOW = '''
 """A flow file: what it defines travels to the workers by value."""
 from dataclasses import dataclass
 from typing import Any
+import sys
 
 from distributed import get_worker
 
@@ -49,8 +50,10 @@ def numbers(size: int, rule: Any) -> Box:
     return Box([rule(x) for x in range(size)], get_worker().name)
 
 @lm.task
-def total(box: Box, fail: bool) -> int:
-    if fail:
+def total(box: Box, fail: str) -> int:
+    if fail == "exit":
+        sys.exit(3)
+    if fail == "raise":
         raise ValueError("no sum\\nto be had")
     return sum(box.values)
 
@@ -58,7 +61,7 @@ class Spec:
     def __init__(self, rule):
         self.rule = rule
     def check(self): pass
-    def derived(self): return {}
+    def derived(self): return {"rows per step": 3, "schedule": "none"}
     def needs(self): return {}
 
 async def wait(spec, context, **inputs):
@@ -70,7 +73,7 @@ async def wait(spec, context, **inputs):
     return {"worker": get_worker().name, "rule": spec.rule(21), "total": inputs["total"]}
 
 @lm.flow
-def demo(size: int = 3, fail: bool = False, how: str = "at once"):
+def demo(size: int = 3, fail: str = "", how: str = "at once"):
     box = numbers(size, Rule())
     done = stage("wait", wait, Spec(Rule()), {"total": total(box, fail), "how": how})
     return {"done": done, "from": box.worker, "plain": size}
@@ -160,7 +163,7 @@ def test_a_flow_runs_on_the_data_worker_with_what_its_file_defines(tmp_path, flo
     assert done.status == "finished"
     assert done.result == {"done": {"worker": "data", "rule": 42, "total": 12}, "from": "data", "plain": 4}
     assert shown.lines[0] == "start numbers total wait"
-    assert shown.lines[1:3] == ["numbers running", "numbers done"]
+    assert shown.lines[1:4] == ["wait: rows per step 3, schedule none", "numbers running", "numbers done"]
     assert [line for line in shown.lines if not line.startswith("report: ")][-2:] == ["wait done", "stop finished"]
     written = record(tmp_path / "runs")
     assert written["status"] == "finished" and written["parameters"]["size"] == 4
@@ -187,12 +190,19 @@ def test_a_second_run_skips_its_tasks_and_says_so_unless_the_kept_file_is_damage
 def test_a_task_that_raises_fails_the_run_in_one_line_with_its_traceback_in_the_logs(tmp_path, flow, start):
     shown = Shown()
     with pytest.raises(RunFailed, match=r"^total raised ValueError: no sum to be had; its traceback is in ") as caught:
-        execute(flow, {"fail": True}, store=str(tmp_path / "runs"), display=shown, start_cluster=start)
+        execute(flow, {"fail": "raise"}, store=str(tmp_path / "runs"), display=shown, start_cluster=start)
     log = Path(str(caught.value).split("traceback is in ")[1]).read_text()
     assert "in total" in log and "ValueError: no sum" in log
     written = record(tmp_path / "runs")
     assert written["status"] == "failed" and written["error"] == str(caught.value)
     assert shown.lines[-2:] == ["total failed", "stop None"]
+
+
+def test_a_task_that_exits_is_one_that_failed(tmp_path, flow, start):
+    with pytest.raises(
+        RunFailed, match=r"^total raised RuntimeError: it ended with SystemExit\(3\); expected a result"
+    ):
+        execute(flow, {"fail": "exit"}, store=str(tmp_path), start_cluster=start)
 
 
 def test_an_error_for_the_user_comes_from_a_worker_as_it_is(tmp_path, flow, start):
@@ -245,7 +255,7 @@ def test_where_the_store_fills_up_the_cause_is_told_and_not_what_followed_from_i
     with pytest.raises(
         RunFailed, match=r"^total raised ValueError: no sum to be had; its traceback could not be kept in"
     ):
-        execute(flow, {"fail": True}, store=str(tmp_path), display=shown, start_cluster=start)
+        execute(flow, {"fail": "raise"}, store=str(tmp_path), display=shown, start_cluster=start)
     assert any("run.json does not say how the run ended: [Errno 28] No space left" in line for line in shown.lines)
 
 
