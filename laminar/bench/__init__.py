@@ -34,11 +34,11 @@ def _relay(*, only: Sequence[str] = ()) -> dict[str, Any]:
     return bench_relay(only=only)
 
 
-def _repack(*, paper: bool = False) -> dict[str, Any]:
+def _repack(*, paper: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
     """Tokens/s with and without moving the long tail, on emulated 32B replicas; --paper is the whole of it."""
     from laminar.bench.repack import bench_repack
 
-    return bench_repack(paper=paper)
+    return bench_repack(paper=paper, only=only)
 
 
 def _table() -> dict[str, Any]:

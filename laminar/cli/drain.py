@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from laminar.cli.repack import ask_scheduler
+from laminar.cli.live import Json, Run, Store, ask_scheduler
 
 __all__ = ["drain", "register"]
 
@@ -17,12 +17,10 @@ def register(app: typer.Typer) -> None:
 
 
 def drain(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's id or the beginning of it, its folder, or `latest`.")
-    ],
+    run: Run,
     worker: Annotated[str, typer.Argument(metavar="W", help="The replica, such as rollout-0.")],
-    store: Annotated[str, typer.Option("--store", metavar="URL", help="Run store.")] = "runs",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    store: Store = "runs",
+    json: Json = False,
 ) -> dict[str, Any]:
     """Drain a replica; how many trajectories went elsewhere, and seconds until it was retired."""
     answer = ask_scheduler(run, store, "laminar_drain", worker=worker)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from laminar.cli.live import Json, Run, Store
 from laminar.cli.output import print_table
 from laminar.errors import UserError
 
@@ -23,16 +24,14 @@ def register(app: typer.Typer) -> None:
 
 
 def query(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's id or the beginning of it, its folder, or `latest`.")
-    ],
+    run: Run,
     sql: Annotated[str, typer.Argument(metavar="SQL", help='As "select count(*) from experience where reward = 1".')],
-    store: Annotated[str, typer.Option("--store", metavar="URL", help="Run store.")] = "runs",
+    store: Store = "runs",
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False,
     parquet: Annotated[
         Path | None, typer.Option("--parquet", metavar="FILE", help="Write the answer to a Parquet file.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    json: Json = False,
 ) -> dict[str, Any]:
     """Query a run; its rows."""
     from laminar.experience.reader import Experience

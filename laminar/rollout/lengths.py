@@ -27,6 +27,8 @@ WINDOW = 4096
 """Finished trajectories that are remembered: recent steps, not the whole run."""
 GROUPS = 512
 """Complete groups that say how much groups differ."""
+NEWS = 20
+"""How much they differ is worked out anew once a twentieth of them are new."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,9 @@ class Lengths:
         self._finished: deque[float] = deque(maxlen=WINDOW)
         self._open: dict[str, list[float]] = {}
         self._complete: deque[list[float]] = deque(maxlen=GROUPS)
-        self._likeness: float | None = None
+        self._likeness = 0.0
+        self._unseen = 0
+        """Complete groups since ``_likeness`` was worked out."""
 
     def __len__(self) -> int:
         return len(self._finished)
@@ -139,7 +143,7 @@ class Lengths:
         siblings.append(size)
         if len(siblings) >= group_size:
             self._complete.append(self._open.pop(group))
-            self._likeness = None
+            self._unseen += 1
         while len(self._open) > 4 * GROUPS:  # groups that were given up
             del self._open[next(iter(self._open))]
 
@@ -175,8 +179,8 @@ class Lengths:
 
     def likeness(self) -> float:
         """Share of the variance of log lengths that lies between groups, 0 to 1 (intraclass correlation)."""
-        if self._likeness is None:
-            self._likeness = _intraclass([np.log(group) for group in self._complete])
+        if self._unseen > len(self._complete) // NEWS:
+            self._likeness, self._unseen = _intraclass([np.log(group) for group in self._complete]), 0
         return self._likeness
 
     def _moments(self) -> tuple[float, float]:

@@ -66,6 +66,7 @@ class Arrivals:
 
     def adopt(self, move: str, states: list[dict[str, Any]]) -> list[str]:
         """RPC of another replica: trajectories whose tasks are about to come. The keys that generate now."""
+
         keys = [state["key"] for state in states]
         for key, state in zip(keys, states, strict=True):
             self._drop(key)  # of an earlier push

@@ -30,8 +30,9 @@ __all__ = ["Departure", "Departures"]
 
 logger = logging.getLogger(__name__)
 
-SLICE = 16
-"""Trajectories that go at once: what the scheduler has to place again in one go stays below 20 ms or so."""
+SLICE = 8
+"""Trajectories that go at once. Each stands still for as long as its slice takes; and what the scheduler has to place
+again in one go stays small."""
 PUSH_DEADLINE = 5.0
 ABORT_DEADLINE = 30.0
 
@@ -109,12 +110,14 @@ class Departures:
         self._background(self._hand_over(move, target, items))
 
     async def _hand_over(self, move: str, target: str, items: Sequence[tuple[str, int]]) -> None:
+        """Connect first, while all of them still generate; then slice by slice."""
         try:
-            for start in range(0, len(items), SLICE):
-                rest = items[start + SLICE :]
-                if not await self._slice(move, target, items[start : start + SLICE], last=not rest):
-                    self._report(move, kept=[(key, "target_lost") for key, _ in rest], last=True)
-                    break
+            there, done = await self._push(move, target, []) is not None, 0
+            while there and done < len(items):
+                part, done = items[done : done + SLICE], done + SLICE
+                there = await self._slice(move, target, part, last=done >= len(items))
+            if done < len(items):
+                self._report(move, kept=[(key, "target_lost") for key, _ in items[done:]], last=True)
         except Exception:
             logger.exception("hand-over %s to %s", move, target)
 
@@ -128,7 +131,7 @@ class Departures:
         states = list(departure.states.values())
         if items := self._unsent(states):
             self._background(self._flush(items))
-        going = await self._push(move, target, states)
+        going = await self._push(move, target, states) if states else []
         kept = list(departure.kept.items())
         if going is None:
             kept += [(key, "target_lost") for key in departure.states]
@@ -161,8 +164,6 @@ class Departures:
 
     async def _push(self, move: str, target: str, states: list[dict[str, Any]]) -> list[str] | None:
         """Give states to the target; the keys that generate there already, None if it did not take them."""
-        if not states:
-            return []
         try:
             push = self.worker.rpc(target).laminar_adopt(move=move, states=to_serialize(states))
             going: list[str] | None = await asyncio.wait_for(push, PUSH_DEADLINE)

@@ -27,7 +27,7 @@ from laminar.schedules import backlog_limit, groups_to_admit, lowest_version
 from laminar.trajectory import Sampling, Score, TrajectoryRequest
 from laminar_dask.evaluation import EvaluationJob
 from laminar_dask.roles import peers
-from laminar_dask.trajectories import submit
+from laminar_dask.trajectories import cancel, submit
 
 if TYPE_CHECKING:
     from laminar_dask.conductor import Conductor
@@ -306,5 +306,4 @@ class Feeder:
         """Nobody needs what still runs: engines abort it, scorers are killed."""
         futures = list(self.futures.values())
         self.futures.clear()
-        if futures:
-            await self.conductor.client.cancel(futures, force=True)
+        await cancel(self.conductor.client, futures)

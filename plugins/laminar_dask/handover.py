@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distributed import Worker
 
 from laminar.repack import Idleness
-from laminar.rollout.latency import LatencyMeter
 from laminar_dask._compat import run_id_of
 from laminar_dask.arrivals import Arrivals
 from laminar_dask.attempts import Attempt
 from laminar_dask.departures import Departures
 
 if TYPE_CHECKING:
+    from laminar_dask.in_engine import InEngine
     from laminar_dask.outbox import Outbox
-    from laminar_dask.serving import Serving
 
 __all__ = ["Handover"]
 
@@ -33,38 +31,22 @@ class Handover:
     ----------
     attempts
         All trajectory tasks on this replica by key; the replica keeps it.
-    begin, end
-        As of ``Arrivals``.
-    collect
-        Brings their ``tokens`` up to now.
-    count
-        Tokens that a sequence of ids stands for.
-    time_scale
-        Engine seconds in a real one.
+    inside
+        What generates.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        outbox: Outbox,
-        attempts: dict[str, Attempt],
-        *,
-        begin: Callable[[Attempt, dict[str, Any]], bool],
-        end: Callable[[Attempt], None],
-        collect: Callable[[], None],
-        count: Callable[[Any], int],
-        time_scale: float,
-    ) -> None:
+    def __init__(self, worker: Worker, outbox: Outbox, attempts: dict[str, Attempt], inside: InEngine) -> None:
         self.worker = worker
         self.attempts = attempts
-        self.collect = collect
-        self.count = count
-        self.time_scale = time_scale
-        self.serving: Serving | None = None
-        self.departures = Departures(worker, outbox, attempts, lambda: self.serving)
-        self.arrivals = Arrivals(worker, begin=begin, end=end, now=lambda: time.time() * self.time_scale)
+        self.inside = inside
+        self.departures = Departures(worker, outbox, attempts, lambda: inside.serving)
+        self.arrivals = Arrivals(
+            worker,
+            begin=inside.begin_at_once,
+            end=inside.end_unclaimed,
+            now=lambda: time.time() * inside.time_scale,
+        )
         self.prefill_rate = 0.0
-        self.meter = LatencyMeter()
         self.idleness = Idleness()
         self.filled = 0
         self.finished: deque[tuple[str, str, int, int]] = deque(maxlen=FINISHED)
@@ -73,11 +55,12 @@ class Handover:
     def look(self, detail: bool = False) -> dict[str, Any] | None:
         """RPC of the scheduler: gauges, what finished since the last look, and, of an idle replica, its unfinished
         trajectories."""
-        if self.serving is None:
+        serving = self.inside.serving
+        if serving is None:
             return None
-        self.collect()
-        gauges = self.serving.engine.gauges()
-        waiting = gauges.waiting + self.serving.waiting
+        self.inside.collect()
+        gauges = serving.engine.gauges()
+        waiting = gauges.waiting + serving.waiting
         self.idleness = self.idleness.after(
             kv_used=gauges.kv_used, kv_total=gauges.kv_total, waiting=waiting, filled=self.filled
         )
@@ -86,15 +69,15 @@ class Handover:
         generating = {key: a for key, a in self.attempts.items() if a.phase == "generating" and a.departure is None}
         shown = generating if self.idleness.idle or detail else {}
         return {
-            "version": self.serving.engine.version,
-            "state": self.serving.state,
+            "version": serving.engine.version,
+            "state": serving.state,
             "waiting": waiting,
             "kv_total": gauges.kv_total,
             "idle": self.idleness.idle,
             "running": len(generating),
             "kv_used": gauges.kv_used,
             "finished": finished,
-            "latency": self.meter.points(),
+            "latency": self.inside.meter.points(),
             "prefill_rate": self.prefill_rate,
             "trajectories": [
                 (
@@ -102,7 +85,7 @@ class Handover:
                     run_id_of(self.worker, key),
                     a.request.group,
                     a.request.group_size,
-                    self.count(a.request.prompt_ids),
+                    self.inside.count(a.request.prompt_ids),
                     a.tokens,
                     a.moved_at,
                 )

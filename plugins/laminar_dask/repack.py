@@ -19,6 +19,7 @@ from distributed import Scheduler, SchedulerPlugin
 
 from laminar.repack import Load, Plan, Release, Rules, plan
 from laminar.watch.events import topic
+from laminar_dask.collector import calm_collector
 from laminar_dask.drain import TRAJECTORIES, ByHand
 from laminar_dask.looks import Look, Looks
 from laminar_dask.loop_lag import LoopLag
@@ -73,6 +74,7 @@ class RepackPlugin(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         """Answer calls, and begin to look."""
         self.scheduler = scheduler
+        calm_collector()
         self.looks = Looks(scheduler, self.settings)
         self.moves = Moves(scheduler, on_handed=self._handed, on_over=self._over)
         self.reviews = Reviews()

@@ -16,10 +16,10 @@ from typing import Any
 
 from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
-from laminar.errors import LaminarError, RunFailed
+from laminar.errors import RunFailed
 from laminar.repack import NEVER
 from laminar.rollout.emulation import EMULATED, Emulation
-from laminar.rollout.engine import Delta, Engine, Generated, Generation
+from laminar.rollout.engine import Engine, Generated
 from laminar.rollout.engines import create_engine
 from laminar.rollout.gate import Want
 from laminar.rollout.rows import Story, row_of
@@ -28,8 +28,10 @@ from laminar.trajectory import Score, TrajectoryRequest
 from laminar_dask._compat import has_role, is_cancelled, run_id_of
 from laminar_dask.arrivals import Arrival
 from laminar_dask.attempts import Attempt, HandedOver
+from laminar_dask.collector import calm_collector
 from laminar_dask.environment import environment_plugin_name
 from laminar_dask.handover import Handover
+from laminar_dask.in_engine import InEngine
 from laminar_dask.outbox import Outbox
 from laminar_dask.serving import Cancelled, Leaving, Serving, VersionGone
 from laminar_dask.versions import EmulatedSource, RelaySource
@@ -38,12 +40,7 @@ __all__ = ["ReplicaPlugin", "ReplicaSettings", "trajectory"]
 
 logger = logging.getLogger(__name__)
 
-STREAM_SECONDS = 0.25
-"""How often new tokens of all running trajectories go to the partial pool."""
-METER_SECONDS = 0.05
-"""Shortest time between two looks at the engine that says how long a step takes."""
 START_DEADLINE = 180.0
-ABORT_DEADLINE = 30.0
 
 
 @dataclass(frozen=True)
@@ -102,27 +99,15 @@ class ReplicaPlugin(WorkerPlugin):
         self.worker = worker
         self.outbox = Outbox(worker)
         self.attempts: dict[str, Attempt] = {}
-        self.running: dict[str, Attempt] = {}
-        self.unsent: list[Delta] = []
         self.count = sum if self.settings.emulated else len  # an emulated id stands for many tokens
-        self.time_scale = self.settings.emulation.time_scale if self.settings.emulation else 1.0
-        self.handover = Handover(
-            worker,
-            self.outbox,
-            self.attempts,
-            begin=self._begin_at_once,
-            end=self._end_unclaimed,
-            collect=self.collect,
-            count=self.count,
-            time_scale=self.time_scale,
-        )
-        self.collected = 0.0
-        self.tokens = 0
+        time_scale = self.settings.emulation.time_scale if self.settings.emulation else 1.0
+        self.inside = InEngine(worker, self.outbox, self.attempts, count=self.count, time_scale=time_scale)
+        self.handover = Handover(worker, self.outbox, self.attempts, self.inside)
         self.finished = 0
         self.began = time.monotonic()
         self.serving: Serving | None = None
         self.ready = asyncio.create_task(self._start())
-        self.stream = asyncio.create_task(self._stream())
+        self.stream = asyncio.create_task(self.inside.stream())
         worker.metrics["laminar_replica"] = lambda w: self.status()
         worker.handlers["laminar_replica_status"] = self.status
 
@@ -159,8 +144,9 @@ class ReplicaPlugin(WorkerPlugin):
             return engine, load_tokenizer(settings.model)
 
         engine, self.tokenizer = await asyncio.to_thread(build)
+        calm_collector()
         source = EmulatedSource(settings.run) if settings.emulated else RelaySource(settings.run)
-        self.serving = self.handover.serving = Serving(engine, source)
+        self.serving = self.inside.serving = Serving(engine, source)
         if settings.emulation is not None:
             self.handover.prefill_rate = settings.emulation.prefill_tokens_per_second
 
@@ -271,8 +257,8 @@ class ReplicaPlugin(WorkerPlugin):
         story.started_at = story.started_at or time.time()
         try:
             if attempt.generating is None:
-                await self._until_out(request.id)
-                self._begin(serving, attempt, partial)
+                await self.inside.until_out(request.id)
+                self.inside.begin(serving, attempt, partial)
             assert attempt.generating is not None
             if attempt.moved_at != NEVER:
                 self.handover.arrived(request.key)
@@ -285,62 +271,10 @@ class ReplicaPlugin(WorkerPlugin):
                 deadline=self.settings.trajectory_deadline,
             )
             self._leave_if_dead(serving)
-            self.tokens += self.count(generated.ids) - attempt.tokens
+            self.inside.tokens += self.count(generated.ids) - attempt.tokens
             return generated
         finally:
-            self._out(attempt)
-
-    def _begin(self, serving: Serving, attempt: Attempt, partial: dict[str, Any] | None) -> None:
-        """Put a trajectory that was let in into the engine."""
-        request, prefix = attempt.request, tuple(partial["ids"]) if partial else ()
-        attempt.tokens, attempt.streamed = self.count(prefix), len(prefix)
-        attempt.generating = serving.begin(
-            Generation(
-                id=request.id,
-                prompt_ids=request.prompt_ids,
-                sampling=request.sampling,
-                prefix_ids=prefix,
-                prefix_logprobs=tuple(partial["logprobs"]) if partial else (),
-                waits_until=partial.get("waits_until", 0.0) if partial else 0.0,
-            )
-        )
-        attempt.phase = "generating"
-        self.running[request.id] = attempt
-
-    def _begin_at_once(self, attempt: Attempt, partial: dict[str, Any]) -> bool:
-        """Let a trajectory generate whose task is still on its way; False if that has to wait for the task."""
-        serving = self.serving
-        if serving is None or attempt.request.id in self.running or not serving.join(attempt.version):
-            return False
-        try:
-            self._begin(serving, attempt, partial)
-        except (ValueError, RuntimeError) as error:  # its task will meet it again, and say so
-            logger.info("trajectory %s did not begin at once: %s", attempt.request.id, error)
-            serving.leave()
-            return False
-        return True
-
-    def _end_unclaimed(self, attempt: Attempt) -> None:
-        """Nobody came for what was begun at once."""
-        assert self.serving is not None and attempt.generating is not None
-        self.unsent = [delta for delta in self.unsent if delta.id != attempt.request.id]
-        attempt.generating.add_done_callback(lambda _: self._out(attempt))
-        self.serving.engine.abort(attempt.request.id)
-
-    async def _until_out(self, request: str) -> None:
-        """Until another attempt of the same trajectory, that is not wanted any more, is out of the engine."""
-        other = self.running.get(request)
-        if other is not None and other.generating is not None:
-            await asyncio.wait({other.generating}, timeout=ABORT_DEADLINE)
-            await asyncio.sleep(0)
-
-    def _out(self, attempt: Attempt) -> None:
-        """A trajectory is out of the engine, whatever the reason."""
-        assert self.serving is not None
-        attempt.phase, attempt.generating = "waiting", None
-        if self.running.get(attempt.request.id) is attempt:
-            del self.running[attempt.request.id]
-        self.serving.leave()
+            self.inside.out(attempt)
 
     def _leave_if_dead(self, serving: Serving) -> None:
         """An engine whose thread died serves nobody: end the process, its nanny starts a fresh one and the
@@ -373,53 +307,6 @@ class ReplicaPlugin(WorkerPlugin):
         if attempt is not None and is_cancelled(self.worker, key):
             attempt.cancelled.set()
 
-    async def _stream(self) -> None:
-        """Send new tokens of all running trajectories to the partial pool, a few times a second."""
-        while True:
-            await asyncio.sleep(STREAM_SECONDS)
-            self.collect()
-            deltas, self.unsent = self.unsent, []
-            items, sent = [], []
-            for delta in deltas:
-                attempt = self.running.get(delta.id)
-                if attempt is None or attempt.request.purpose != "train":
-                    continue
-                run_id = run_id_of(self.worker, attempt.request.key)
-                if self.attempts.get(attempt.request.key) is not attempt:
-                    self.unsent.append(delta)  # its task is still to come
-                    continue
-                items.append([delta.id, run_id, attempt.version, delta.start, list(delta.ids), list(delta.logprobs)])
-                sent.append((attempt, delta.start + len(delta.ids)))
-            if not items:
-                continue
-            try:
-                await self.outbox.partials(items)
-            except (OSError, LaminarError) as error:
-                # The finished row carries all tokens; only a death before that would cost these.
-                logger.warning("%d partial responses were not streamed: %s", len(items), error)
-                continue
-            for attempt, ids in sent:
-                attempt.streamed = max(attempt.streamed, ids)
-
-    def collect(self) -> None:
-        """Take up what the engine has generated since the last time, and measure its steps by it."""
-        if self.serving is None:
-            return
-        deltas, now = self.serving.engine.progress(), time.monotonic()
-        new = 0
-        for delta in deltas:
-            tokens = self.count(delta.ids)
-            new += tokens
-            attempt = self.running.get(delta.id)
-            if attempt is not None:
-                attempt.tokens += tokens
-                self.tokens += tokens
-        if now - self.collected > METER_SECONDS:
-            seconds = (now - self.collected) * self.time_scale
-            self.handover.meter.add(batch=len(deltas), tokens=new, seconds=seconds)
-        self.collected = now
-        self.unsent += deltas
-
     def status(self) -> dict[str, Any]:
         """Gauges for the conductor, the dashboard and the terminal."""
         if self.serving is None:
@@ -433,7 +320,7 @@ class ReplicaPlugin(WorkerPlugin):
             "waiting": gauges.waiting + self.serving.waiting,
             "kv_used": gauges.kv_used,
             "kv_total": gauges.kv_total,
-            "tokens": self.tokens,
+            "tokens": self.inside.tokens,
             "finished": self.finished,
             "busy": self.serving.busy_seconds(),
             "up": time.monotonic() - self.began,

@@ -9,7 +9,7 @@ from distributed import Client, Future
 from laminar.trajectory import TrajectoryRequest
 from laminar_dask.replica import trajectory
 
-__all__ = ["submit"]
+__all__ = ["cancel", "submit"]
 
 AT_ONCE = 64
 """Tasks in one message, so that the scheduler's loop turns to others in between."""
@@ -30,3 +30,9 @@ def submit(client: Client, requests: Sequence[TrajectoryRequest], *, near: str |
         keys = [request.key for request in part]
         futures += client.map(trajectory, part, key=keys, resources={"rollout": 1}, pure=False, **placement)
     return futures
+
+
+async def cancel(client: Client, futures: Sequence[Future]) -> None:
+    """Nobody wants these any more. A few at a time: the scheduler's effort grows with the square of their number."""
+    for start in range(0, len(futures), AT_ONCE):
+        await client.cancel(futures[start : start + AT_ONCE], force=True)

@@ -11,6 +11,8 @@ from laminar.cli.app import run_app
     ("arguments", "message"),
     [
         (["bench", "rollout", "--paper"], "has no --paper"),
+        (["bench", "repack", "--only", "512"], "add --paper"),
+        (["bench", "repack", "--paper", "--only", "7"], "has no part 7; there are: 256, 512"),
         (["repack", "nothing", "--from", "rollout-0", "--store", "/nonexistent"], "there is no run"),
         (["drain", "nothing", "rollout-0", "--store", "/nonexistent"], "there is no run"),
         (["repack", "nothing"], "--from"),

@@ -44,7 +44,7 @@ def test_a_greedy_answer_of_a_real_engine_is_the_same_however_often_it_moves(
         for row in rows[1:]:
             assert row["response_ids"] == rows[0]["response_ids"]
             assert row["logprobs"] == pytest.approx(rows[0]["logprobs"], abs=1e-4)
-        assert sum(made.plugin(i).tokens for i in range(2)) == 4 * 160
+        assert sum(made.plugin(i).inside.tokens for i in range(2)) == 4 * 160
 
     check(scenario, tmp_path, replicas=2, model=endless_model, time_scale=1.0)
 
@@ -53,7 +53,7 @@ async def move_after(made: Fleet, tokens: int, *, source: int, target: int) -> N
     """Move the one that runs on ``source`` once it has so many tokens."""
 
     def enough() -> bool:
-        made.plugin(source).collect()
+        made.plugin(source).inside.collect()
         return any(attempt.tokens >= tokens for attempt in made.plugin(source).attempts.values())
 
     await until(enough, f"{tokens} tokens")

@@ -30,7 +30,7 @@ def test_a_running_trajectory_moves_with_its_key_and_future_and_each_token_count
         assert {result["migrations"] for result in found.values()} == {1}
         decoded = sum(made.plugin(i).serving.engine.measures()["decoded"] for i in range(3))
         assert decoded == sum(result["tokens"] for result in found.values())  # nothing was generated again
-        assert decoded == sum(made.plugin(i).tokens for i in range(3))
+        assert decoded == sum(made.plugin(i).inside.tokens for i in range(3))
         assert (await made.client.scheduler.laminar_repack_status())["trajectories_moved"] == 24
 
     check(scenario, tmp_path)
@@ -113,14 +113,14 @@ def test_a_moved_trajectory_generates_before_its_task_comes_and_the_task_takes_i
         serving, state = made.plugin(0).serving, pushed(made, run_id=-1)
         assert made.handover(0).arrivals.adopt("move-1", [state]) == [state["key"]]
         assert serving.engine.gauges().running == serving.inside == 2
-        before = made.plugin(0).tokens
+        before = made.plugin(0).inside.tokens
         made.futures += submit(made.client, [state["request"]], near=made.replicas[0].address)
         found = await made.results()
         own = found[state["request"].id]
         assert own["migrations"] == 1 and own["versions"] == 1
-        decoded = serving.engine.measures()["decoded"]
-        assert decoded == sum(result["tokens"] for result in found.values()) - 100 == made.plugin(0).tokens > before
-        assert serving.inside == 0 and not made.plugin(0).running
+        decoded, here = serving.engine.measures()["decoded"], made.plugin(0).inside.tokens
+        assert decoded == sum(result["tokens"] for result in found.values()) - 100 == here > before
+        assert serving.inside == 0 and not made.plugin(0).inside.running
 
     check(scenario, tmp_path, replicas=1)
 
@@ -134,7 +134,7 @@ def test_what_was_begun_for_a_task_that_does_not_come_is_taken_out_again(tmp_pat
         assert serving.inside == 2
         arrivals.disown("move-1", [state["key"]])
         await until(lambda: serving.inside == 1, "the engine without it")
-        assert arrivals.take(state["key"], 8) is None and list(made.plugin(0).running) == ["g0-0"]
+        assert arrivals.take(state["key"], 8) is None and list(made.plugin(0).inside.running) == ["g0-0"]
         arrivals.adopt("move-2", [state])
         arrivals.adopt("move-3", [state])  # pushed twice: once in the engine at most
         await until(lambda: serving.inside < 3 and serving.engine.gauges().running <= 2, "one of them")
@@ -181,9 +181,23 @@ def test_tails_are_packed_by_themselves_and_the_emptied_replicas_reported(tmp_pa
         await until(lambda: len(freed) == status["replicas_freed"], "freed events")
         assert set(freed) <= {worker.address for worker in made.replicas}
         assert max(result["migrations"] for result in found.values()) >= 1
+        await until(lambda: made.repack.reviews.done > 0, "a review")
         events = [event for _, event in await made.client.get_events(f"laminar-{made.run}")]
-        assert {"release", "move"} <= {event["action"] for event in events}
-        assert all(event["gain_expected"] > 0 for event in events if event["action"] == "release")
+        by_action: dict[str, list[Any]] = {}
+        for event in events:
+            by_action.setdefault(event["action"], []).append(event)
+        plans = {event["plan"] for event in by_action["plan"]}
+        for action, names in {
+            "plan": ["why", "gain_expected", "cost_expected", "releases"],
+            "release": ["why", "gain_expected", "cost_expected", "trajectories"],
+            "move": ["why", "seconds", "trajectories"],
+            "review": ["gain_expected", "gain_measured", "cost_expected", "cost_measured"],
+        }.items():
+            assert by_action[action]
+            for event in by_action[action]:
+                assert event["plan"] in plans and set(names) <= set(event)
+        assert all(event["gain_expected"] > 0 for event in by_action["release"])
+        assert status["block_ms_max"] > 0 and status["placed_ms_median"] is not None
 
     check(scenario, tmp_path, automatic=True, time_scale=60.0)
 

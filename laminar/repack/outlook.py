@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from laminar.repack.loads import Load
 from laminar.rollout.latency import StepCurve
 from laminar.rollout.lengths import Survival
-
-if TYPE_CHECKING:
-    from laminar.repack import Load
 
 __all__ = ["Outlook", "curves", "drain_seconds", "hindsight", "log_none"]
 
