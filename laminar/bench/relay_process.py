@@ -20,7 +20,7 @@ from laminar.weights.forward import PROGRESS_DEADLINE
 from laminar.weights.layout import Layout
 from laminar.weights.locks import release
 from laminar.weights.mapping import Segment
-from laminar.weights.node import RelayNode
+from laminar.weights.node import NICE, RelayNode
 from laminar.weights.owner import SegmentOwner
 from laminar.weights.segment import STAGED
 from laminar.weights.slots import free_slot
@@ -161,6 +161,7 @@ class _Child:
 
 
 def serve(pipe: Connection, setting: Setting) -> None:
+    os.nice(NICE)  # all of it, or a killed relay's end would go before the others, which stand for other hosts
     try:
         if setting.namespace is not None:
             enter_namespace(setting.namespace)

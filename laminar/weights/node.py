@@ -38,7 +38,7 @@ from laminar.weights.shards import Shard
 from laminar.weights.transport import Listener, Peer, PeerLost, Transport
 from laminar.weights.wire import Frame, Kind, Speech
 
-__all__ = ["RelayNode"]
+__all__ = ["NICE", "RelayNode"]
 
 logger = logging.getLogger(__name__)
 
