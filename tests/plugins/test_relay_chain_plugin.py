@@ -6,11 +6,19 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from laminar.weights.chain import Member, Plan
+from laminar.weights.forward import Report
+from laminar.weights.layout import Layout
+from laminar.weights.node import RelayNode
+from laminar.weights.owner import SegmentOwner
+from laminar.weights.publisher import Publisher
 from laminar.weights.segment import remove_segments, segment_root
-from tests.plugins.relay_fleet import HOSTS, fleet, new_run
+from laminar.weights.tcp import Tcp
+from tests.plugins.relay_fleet import HOSTS, fleet, new_run, tensors, until
 
 
 @pytest.fixture
@@ -64,5 +72,60 @@ def test_when_the_master_is_killed_in_the_middle_the_others_get_the_rest(run: st
             await cluster.publish(0, elements)
             os.kill(cluster.relays["a"].process.pid, signal.SIGKILL)
             await cluster.everybody_has(0, ("b", "c"))
+
+    asyncio.run(scenario())
+
+
+def test_what_each_relay_holds_moved_and_repaired_is_in_the_metrics(run: str) -> None:
+    async def scenario() -> None:
+        async with fleet(run, "a", "b", "c") as cluster:
+            await cluster.publish(0)
+            await cluster.everybody_has(0, ("a", "b", "c"))
+            await cluster.publish(1)
+            await cluster.everybody_has(1, ("a", "b", "c"))
+
+            async def rows() -> dict[str, dict[str, Any]] | None:
+                found = {row["name"]: row for row in await cluster.trainer.scheduler.laminar_chain_rows()}
+                up = len(found) == 3 and all(row["version"] == 1 for row in found.values())
+                return found if up else None
+
+            found = await until("heartbeats with version 1", rows)
+            order = sorted(found, key=lambda name: found[name]["position"])
+            assert order == ["relay-a", "relay-b", "relay-c"]
+            first, second, last = (found[name] for name in order)
+            assert (first["bytes_in"], last["bytes_out"]) == (0, 0)
+            assert first["bytes_out"] == second["bytes_in"] == second["bytes_out"] == last["bytes_in"] > 0
+            for row in found.values():
+                assert (row["held"], row["lag"], row["repairs"], row["transport"]) == (2, 0, 0, "tcp")
+
+    asyncio.run(scenario())
+
+
+def test_a_stranger_who_knows_where_a_relay_listens_cannot_send_to_it(run: str) -> None:
+    async def scenario() -> None:
+        async with fleet(run, "a", "b") as cluster:
+            await cluster.publish(0)
+            await cluster.everybody_has(0, ("a", "b"))
+            members = cluster.scheduler.plugins["laminar-chain"].keeper.members.values()
+            relay = next(member for member in members if member.host == "b")
+            said: list[Report] = []
+            owner = SegmentOwner(segment_root(run, "d"))
+            stranger = RelayNode(owner, Tcp(), run=run, report=said.append)
+            try:
+                owner.prepare(Layout.of(tensors(0)))
+                Publisher(owner.root).publish(5, tensors(5))
+                owner.promote(5)
+                chain = (Member("stranger", "d", stranger.address), relay)
+                stranger.send(Plan(5, 99, chain, 1 << 18, 0, owner.layout.nbytes))
+
+                async def refused() -> bool | None:
+                    return True if any("does not know the token" in report.why for report in said) else None
+
+                await until("a refusal", refused)
+            finally:
+                stranger.close()
+                owner.close()
+            await cluster.publish(1)
+            await cluster.everybody_has(1, ("a", "b"))
 
     asyncio.run(scenario())
