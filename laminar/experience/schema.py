@@ -39,7 +39,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column(
         "finish_version",
         pa.int64(),
-        "version that generated the last token; differs in the partial schedule only",
+        "newest version on the host when the last token came; less `weight_version`: the staleness it was born with",
     ),
     Column("prompt_ids", _ints, "token ids the engine was given"),
     Column("response_ids", _ints, "token ids the engine gave back, stop token included"),
