@@ -41,7 +41,7 @@ def queries(root: Path, count: int, repeats: int) -> dict[str, float]:
     table.close()
     table = ExperienceTable(url, memory_bytes=16 << 20)
     fresh = _endless(count)
-    seconds = min(3.5, count / 50_000)
+    seconds = min(12.0, count / 80_000)  # as long as the queries take: compactions fall into each part alike
     context = multiprocessing.get_context("spawn")  # a notebook or a terminal is a process of its own, too
     ours, theirs = context.Pipe()
     asker = context.Process(target=_ask, args=(url, str(plain), repeats, theirs), daemon=True)
@@ -49,7 +49,7 @@ def queries(root: Path, count: int, repeats: int) -> dict[str, float]:
     theirs.close()
     try:
         _hear(ours)
-        _append_rate(table, fresh, lambda: False, seconds)  # warms up
+        _append_rate(table, fresh, lambda: False, seconds / 3)  # warms up
         before = _append_rate(table, fresh, lambda: False, seconds)
         ours.send("go")
         busy = _append_rate(table, fresh, ours.poll, ANSWER_DEADLINE)
