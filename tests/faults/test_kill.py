@@ -9,7 +9,7 @@ import pytest
 
 from tests.live import LiveRun
 
-STEPS, BATCH = 20, 32
+STEPS, BATCH = 12, 32
 OPTIONS = ["--steps", str(STEPS), "--batch-size", str(BATCH), "--eval-size", "16", "--evaluate-every", "0"]
 
 
@@ -25,7 +25,14 @@ ROLLOUTS = ["rollout-0", "rollout-1"]
 
 @pytest.mark.parametrize(
     "roles",
-    [["rollout-0"], ["trainer"], ["relay"], ["data"], ROLLOUTS, ["data", "relay", "trainer", *ROLLOUTS]],
+    [
+        ["rollout-0"],
+        ["trainer"],
+        ["relay"],
+        ["data"],
+        pytest.param(ROLLOUTS, marks=pytest.mark.slow),
+        ["data", "relay", "trainer", *ROLLOUTS],
+    ],
     ids=["rollout-0", "trainer", "relay", "data", "both rollouts", "all workers"],
 )
 def test_a_run_survives_the_death_of(roles: list[str], run: LiveRun) -> None:
