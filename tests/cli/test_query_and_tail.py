@@ -23,6 +23,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "flow" / "r1"
     folder.mkdir(parents=True)
     record = {"run_id": "r1", "flow": "flow", "parameters": {}, "status": "finished", "pid": 1, "host": "elsewhere"}
+    record |= {"started": 1.0}
     (folder / "run.json").write_text(json.dumps(record))
     table = ExperienceTable(str(folder))
     table.append(group("g0", finished_at=100.0, prompt_text="1 + 1 =", response_text=" it is\n 2"))
