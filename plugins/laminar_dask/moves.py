@@ -165,7 +165,7 @@ class Moves:
 
     def transition(self, key: Any, finish: str) -> None:
         """A trajectory is to be placed, was placed, or ended."""
-        if finish == "released":
+        if finish == "waiting":  # new or released: the next step chooses its worker
             self._unpin(key)
         elif finish == "processing":
             self._restore(key)

@@ -51,6 +51,8 @@ class Serving:
         self.changed = asyncio.Event()
         self.pump: asyncio.Task[None] | None = None
         self._busy = 0.0
+        self._progress = time.monotonic()
+        """When somebody last left, or a version was loaded: until ``WEIGHTS_DEADLINE`` after it nothing is amiss."""
         self._busy_since: float | None = None
 
     @property
@@ -92,7 +94,7 @@ class Serving:
         try:
             waiting = {ticket.admitted, gone, leaving}
             done, _ = await asyncio.wait(waiting, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
-            while not done and self.inside:  # it has to wait for these, and each of them has a deadline
+            while not done and self._may_wait():
                 done, _ = await asyncio.wait(waiting, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
             if ticket.admitted.done():
                 return ticket.admitted.result()
@@ -111,6 +113,11 @@ class Serving:
                 ticket.admitted.cancel()
                 self.queue.remove(ticket)
 
+    def _may_wait(self) -> bool:
+        """Whether a wait has its reason: trajectories that run (each has its deadline), a load, or what just ended."""
+        recent = time.monotonic() - self._progress < WEIGHTS_DEADLINE
+        return self.inside > 0 or self.state == "loading" or recent
+
     def join(self, version: Version) -> bool:
         """Let one in at once that ``version`` has begun; False if another one is served or being loaded. It
         needs a ``leave`` as after ``enter``."""
@@ -122,6 +129,7 @@ class Serving:
     def leave(self) -> None:
         """One trajectory is out of the engine."""
         self.inside -= 1
+        self._progress = time.monotonic()
         if self.inside == 0 and self._busy_since is not None:
             self._busy += time.monotonic() - self._busy_since
             self._busy_since, self.state = None, "idle"
@@ -172,7 +180,7 @@ class Serving:
             for ticket in self.queue:
                 ticket.admitted.set_exception(RunFailed(f"weights {version} could not be loaded: {error}"))
             self.queue.clear()
-        self.state = "idle"
+        self.state, self._progress = "idle", time.monotonic()
 
     # -- generating ---------------------------------------------------------------------------------------
 

@@ -48,6 +48,18 @@ def test_a_target_that_dies_in_the_middle_of_a_move_costs_nothing(tmp_path: Path
     check(scenario, tmp_path)
 
 
+def test_what_is_meant_for_a_replica_that_is_gone_goes_to_another_replica(tmp_path: Path) -> None:
+    """Dask's loose restrictions let go of the resources too: any worker would get it, the data worker included."""
+
+    async def scenario(made: Fleet) -> None:
+        gone = made.replicas[1].address
+        await made.replicas[1].close()
+        made.futures += submit(made.client, [made.request("g", sample, 40) for sample in range(40)], near=gone)
+        await made.results()  # the data worker, which has nothing to do, could not have run one
+
+    check(scenario, tmp_path)
+
+
 def test_a_source_that_dies_in_the_middle_of_a_move_costs_nothing(tmp_path: Path) -> None:
     async def scenario(made: Fleet) -> None:
         await made.start(0, 16)

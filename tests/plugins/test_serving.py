@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,30 @@ def test_waiting_behind_what_runs_is_no_fault_however_long_it_takes(source: Sour
             second = asyncio.create_task(serving.enter(Want(exactly=2), never, never))
             await asyncio.sleep(3 * module.WEIGHTS_DEADLINE)
             assert not second.done()
+            serving.leave()
+            return first, await asyncio.wait_for(second, 10)
+        finally:
+            await serving.close()
+
+    assert asyncio.run(scene()) == (1, 2)
+
+
+def test_a_load_that_takes_longer_than_the_deadline_is_no_fault(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> tuple[Version, Version]:
+        serving = _serving(source)
+        source.publish(1)
+        never = asyncio.Event()
+        try:
+            first = await serving.enter(Want(), never, never)
+            source.publish(2)
+            second = asyncio.create_task(serving.enter(Want(exactly=2), never, never))
+            await asyncio.sleep(0.9 * module.WEIGHTS_DEADLINE)
+            load = serving.engine.load
+            monkeypatch.setattr(
+                serving.engine, "load", lambda *given: (time.sleep(3 * module.WEIGHTS_DEADLINE), load(*given))
+            )
             serving.leave()
             return first, await asyncio.wait_for(second, 10)
         finally:
