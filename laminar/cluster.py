@@ -41,6 +41,7 @@ CONFIG = {
     # Not Dask's own: its MALLOC_TRIM_THRESHOLD_ fixes glibc's mmap threshold at 128 KiB, so that every larger
     # tensor is mapped and faulted in anew, which halves the speed of a CPU engine. Ours is in ENVIRONMENT.
     "distributed.nanny.pre-spawn-environ": {},
+    "distributed.worker.preload": ["laminar_dask.preload"],
     # One that is alive but says nothing (stopped, swapped out, its loop blocked) is restarted by its nanny after this
     # long, and what it was given goes on elsewhere. Looked at once in this time, so it takes up to twice as long.
     # Engines load and steps run in threads: they hold the loop for a second or two.

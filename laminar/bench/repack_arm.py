@@ -216,6 +216,7 @@ _KEPT = (
     "placed_ms_median",
     "plan_ms_max",
     "block_ms_max",
+    "block_own_ms_max",
     "batch_bound",
 )
 

@@ -13,13 +13,10 @@ from pathlib import Path
 
 import torch
 
-from laminar.errors import LaminarError
 from laminar.weights.attachment import Attachment
 from laminar.weights.checksum import digest
-from laminar.weights.locks import release
-from laminar.weights.mapping import Segment
 from laminar.weights.segment import STAGED
-from laminar.weights.slots import free_slot
+from laminar.weights.slots import staging
 from laminar.weights.tensors import fill
 
 __all__ = ["Published", "Publisher"]
@@ -68,30 +65,15 @@ class Publisher:
             No slot came free; the message says which process pins which.
         """
         started = time.perf_counter()
-        try:
-            segment = self._attachment.segment()
-            _check_grows(segment, version)
-            segment.layout.check(tensors)
-            slot, lock = free_slot(segment, version, deadline=self._deadline)
-        except FileNotFoundError as error:
-            message = f"{self.root} holds no segment: its relay has not prepared one, or has ended"
-            raise LaminarError(message) from error
-        waited = time.perf_counter() - started
-        try:
-            slot.stamp = None  # before the first byte changes
+        stage = staging(
+            self._attachment, version, STAGED, check=lambda layout: layout.check(tensors), deadline=self._deadline
+        )
+        with stage as (segment, slot):
+            waited = time.perf_counter() - started
             slot.hashes = hashes = fill(slot.payload, tensors, segment.layout)
             slot.digest = whole = digest(hashes)
-            slot.stamp = (version, STAGED)
-        finally:
-            release(lock)
         return Published(version, whole, segment.layout.nbytes, time.perf_counter() - started, waited)
 
     def close(self) -> None:
         """Unmap. Idempotent."""
         self._attachment.close()
-
-
-def _check_grows(segment: Segment, version: int) -> None:
-    head = segment.head
-    if head is not None and version <= head[0]:
-        raise ValueError(f"version {version} is not newer than {head[0]}, the newest under {segment.root}")

@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from laminar.errors import LaminarError
 from laminar.weights.attachment import Attachment
 from laminar.weights.layout import CHUNK_BYTES, Layout, TensorSpec
-from laminar.weights.locks import release
 from laminar.weights.segment import PARTIAL, SLOT_HASHES
-from laminar.weights.slots import free_slot
+from laminar.weights.slots import staging
 
 if TYPE_CHECKING:
     import torch
@@ -111,24 +109,18 @@ class ShardPublisher:
         from laminar.weights.tensors import fill
 
         began = time.perf_counter()
-        try:
-            segment = self._attachment.segment()
-        except FileNotFoundError as error:
-            message = f"{self.root} holds no segment: its relay has not prepared one, or has ended"
-            raise LaminarError(message) from error
-        if segment.head is not None and version <= segment.head[0]:
-            raise ValueError(f"version {version} is not newer than {segment.head[0]}, the newest under {self.root}")
-        own = self.shard.layout(segment.layout)
-        own.check(tensors)
-        slot, lock = free_slot(segment, version, deadline=self._deadline)
-        try:
-            slot.stamp = None  # before the first byte changes
+        stage = staging(
+            self._attachment,
+            version,
+            PARTIAL,
+            check=lambda layout: self.shard.layout(layout).check(tensors),
+            deadline=self._deadline,
+        )
+        with stage as (segment, slot):
+            own = self.shard.layout(segment.layout)
             hashes = fill(slot.payload[self.shard.start : self.shard.stop], tensors, own)
             for index, value in enumerate(hashes, SLOT_HASHES + self.shard.start // segment.layout.chunk_bytes):
                 slot.words[index] = value
-            slot.stamp = (version, PARTIAL)
-        finally:
-            release(lock)
         return time.perf_counter() - began
 
     def close(self) -> None:

@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from laminar.errors import LaminarError
+from laminar.weights.attachment import Attachment
+from laminar.weights.layout import Layout
 from laminar.weights.locks import POLL, holders, named, release
 from laminar.weights.mapping import Segment, Slot
 
-__all__ = ["free_slot", "slots_to_fill"]
+__all__ = ["free_slot", "slots_to_fill", "staging"]
+
+
+@contextmanager
+def staging(
+    attachment: Attachment, version: int, state: int, *, check: Callable[[Layout], None], deadline: float
+) -> Iterator[tuple[Segment, Slot]]:
+    """A free slot for a trainer to fill. On leaving it holds ``version`` in that state; after an error, nothing.
+
+    Raises
+    ------
+    ValueError
+        The version is not newer than the newest that can be read.
+    LaminarError
+        Nothing is prepared; whatever ``check`` raises of the segment's layout.
+    TimeoutError
+        No slot came free; the message says which process pins which.
+    """
+    try:
+        segment = attachment.segment()
+        if segment.head is not None and version <= segment.head[0]:
+            raise ValueError(f"version {version} is not newer than {segment.head[0]}, the newest under {segment.root}")
+        check(segment.layout)
+        slot, lock = free_slot(segment, version, deadline=deadline)
+    except FileNotFoundError as error:
+        message = f"{attachment.root} holds no segment: its relay has not prepared one, or has ended"
+        raise LaminarError(message) from error
+    try:
+        slot.stamp = None  # before the first byte changes
+        yield segment, slot
+        slot.stamp = (version, state)
+    finally:
+        release(lock)
 
 
 def free_slot(segment: Segment, version: int, *, deadline: float) -> tuple[Slot, int]:

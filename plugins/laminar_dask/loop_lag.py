@@ -23,6 +23,8 @@ class LoopLag:
         self.going = going
         self.longest = 0.0
         """Seconds."""
+        self.longest_own = 0.0
+        """Seconds of it in which this process's loop itself computed; for the rest others had the processor."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -32,8 +34,10 @@ class LoopLag:
 
     async def _measure(self) -> None:
         while True:
-            before = time.perf_counter()
+            before, own = time.perf_counter(), time.thread_time()
             await asyncio.sleep(TICK)
-            self.longest = max(self.longest, time.perf_counter() - before - TICK)
+            lag = time.perf_counter() - before - TICK
+            if lag > self.longest:
+                self.longest, self.longest_own = lag, time.thread_time() - own
             if not self.going():
                 return

@@ -252,6 +252,7 @@ class RepackPlugin(SchedulerPlugin):
             "placed_ms_median": _milliseconds(self.moves.placed),
             "plan_ms_max": 1000 * self.plan_seconds,
             "block_ms_max": 1000 * self.lag.longest,
+            "block_own_ms_max": 1000 * self.lag.longest_own,
             "batch_bound": curve.batch_bound() if curve is not None else None,
             "refused": {name[8:]: n for name, n in self.counters.items() if name.startswith("refused_")},
         }
