@@ -15,6 +15,7 @@ from distributed import Client, Scheduler
 from laminar.cluster import Needs
 from laminar.errors import LaminarError, UserError
 from laminar.flow.protocols import StartCluster
+from laminar.watch.control import BEGIN, STOP, control_topic
 
 __all__ = ["AttachedCluster", "attach", "attached_to", "missing"]
 
@@ -39,7 +40,7 @@ class AttachedCluster:
 
     def request_stop(self) -> None:
         """Ask the run to stop: no new trajectories, drain, checkpoint. Returns at once."""
-        self.client.log_event(f"laminar-control-{self.run_id}", {"action": "stop"})
+        self.client.log_event(control_topic(self.run_id), STOP)
 
     def kill(self) -> None:
         """Take the run off the workers now; their processes go on, without it."""
@@ -73,6 +74,7 @@ def attach(address: str, needs: Needs, run_id: str) -> Iterator[AttachedCluster]
         if client.run_on_scheduler(_busy):
             raise UserError(f"a run goes on on the cluster at {address}; wait until it ends, or stop it")
         _take_off(client)  # what a run left whose command was killed
+        client.log_event(control_topic(run_id), BEGIN)
         try:
             yield AttachedCluster(client, run_id)
         except BaseException:

@@ -19,6 +19,7 @@ import psutil
 from distributed import Client, Nanny, Scheduler, SpecCluster
 
 from laminar.errors import LaminarError, UserError
+from laminar.watch.control import STOP, control_topic
 from laminar.weights.segment import in_use, remove_segments, segment_root
 
 __all__ = ["Needs", "RunningCluster", "start", "worker_spec"]
@@ -137,7 +138,7 @@ class RunningCluster:
 
     def request_stop(self) -> None:
         """Ask the run to stop: no new trajectories, drain, checkpoint. Returns at once."""
-        self.client.log_event(f"laminar-control-{self.run_id}", {"action": "stop"})
+        self.client.log_event(control_topic(self.run_id), STOP)
 
     def kill(self) -> None:
         """End every process of the cluster now, without ceremony."""

@@ -15,6 +15,7 @@ from laminar import attached
 from laminar.attached import attach, missing
 from laminar.cluster import Needs
 from laminar.errors import RunFailed, UserError
+from laminar.watch.control import control_topic, stop_wanted
 from laminar.weights.segment import remove_segments, segment_root
 from laminar_dask.relay import RelayPlugin
 from laminar_dask.relay_chain import ChainPlugin
@@ -131,6 +132,15 @@ def test_what_a_killed_command_left_is_taken_off_before_the_next_run(cluster: St
     assert segment_root(run).exists()
     with attach(local.scheduler_address, Needs(), "other"):
         assert not segment_root(run).exists()
+
+
+def test_a_run_that_goes_on_later_does_not_meet_what_it_was_told_before(cluster: Start, run: str) -> None:
+    local = cluster(**ALL)
+    for _ in range(2):
+        with attach(local.scheduler_address, Needs(), run) as running:
+            assert not stop_wanted(running.client.get_events(control_topic(run)))
+            running.request_stop()
+            assert stop_wanted(running.client.get_events(control_topic(run)))
 
 
 def test_a_cluster_on_which_a_run_goes_on_is_refused(cluster: Start) -> None:

@@ -79,7 +79,8 @@ class Lifeline:
             process.wait(END_DEADLINE)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel is at it; nobody waits for this thread
+                process.wait(END_DEADLINE)
 
 
 class _Watch:

@@ -210,4 +210,4 @@ def busy(peer: Peer) -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join()
+        thread.join(PROGRESS_DEADLINE)  # a peer that takes nothing holds it up; what follows has its own deadline

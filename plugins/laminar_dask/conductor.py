@@ -19,6 +19,7 @@ from laminar.flow.context import RunContext
 from laminar.post_train import PostTrainSpec
 from laminar.settings import Policy
 from laminar.trajectory import Version
+from laminar.watch.control import control_topic, stop_wanted
 from laminar.watch.events import topic
 from laminar_dask.evaluation import EvaluationJob, held_out_requests
 from laminar_dask.feeder import Feeder
@@ -139,10 +140,10 @@ class Conductor:
         if first:
             for plugin in worker_plugins(self.spec, context, self.model):
                 await self.client.register_plugin(plugin)
-        control = f"laminar-control-{context.run_id}"
+        control = control_topic(context.run_id)
         self.client.subscribe_topic(control, self._control)
-        for event in await self.client.get_events(control):  # asked before we listened
-            self._control(event)
+        if stop_wanted(await self.client.get_events(control)):  # asked before we listened
+            self._stop()
         self.table_plugin: TablePlugin = self.worker.plugins[TablePlugin.name]
         self.table = self.table_plugin.table
         self.trainer = await TrainerLink.submit(
@@ -159,7 +160,11 @@ class Conductor:
         self._evaluate_now()
 
     def _control(self, event: tuple[float, dict[str, Any]]) -> None:
-        if event[1].get("action") == "stop" and not self.stopping:
+        if stop_wanted([event]):
+            self._stop()
+
+    def _stop(self) -> None:
+        if not self.stopping:
             self.stopping = True
             self.reporter.message("stopping: no new trajectories; what runs is finished and kept")
 
