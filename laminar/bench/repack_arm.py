@@ -123,13 +123,12 @@ class _Driver:
                     task.result()  # it only ends by an error
         finally:
             from laminar_dask.trajectories import cancel
+            from laminar_dask.waiting import end, within
 
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
             await cancel(self.client, list(self.futures))
             self.futures.clear()
-            await asyncio.wait_for(self._until_empty(), 120)
+            await within(120, self._until_empty())
 
     async def _feed(self, arm: Arm, number: int) -> None:
         """New groups for a replica whenever it has nothing left to do."""

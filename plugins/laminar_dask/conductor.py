@@ -31,6 +31,7 @@ from laminar_dask.stage import worker_plugins
 from laminar_dask.supervisor import ActorSupervisor
 from laminar_dask.table import TablePlugin
 from laminar_dask.trainer_link import TrainerLink
+from laminar_dask.waiting import end
 
 __all__ = ["Conductor", "conduct"]
 
@@ -109,9 +110,7 @@ class Conductor:
             self.reporter.message(str(error), level="error")
             raise
         finally:
-            for task in (training, *beside):
-                task.cancel()
-            await asyncio.gather(training, *beside, return_exceptions=True)
+            await end([training, *beside])
             await self.feeder.cancel()
             await self.reporter.close()
 

@@ -12,6 +12,7 @@ from distributed import Worker
 from laminar.errors import RunFailed
 from laminar.experience.store import StoreError
 from laminar_dask.roles import peer
+from laminar_dask.waiting import within
 
 __all__ = ["CALL_DEADLINE", "RETRY", "DataWorker"]
 
@@ -37,7 +38,7 @@ class DataWorker:
             try:
                 await self._require_table(address)
                 rpc = getattr(self.worker.rpc(address), call)
-                return await asyncio.wait_for(rpc(**arguments), answer_within)
+                return await within(answer_within, rpc(**arguments))
             except TimeoutError as error:
                 why = f"did not answer `{call}` within {answer_within:.0f} s"
                 raise RunFailed(f"the data worker {address} {why}") from error
@@ -53,6 +54,6 @@ class DataWorker:
         """Dask answers None to a call that a worker does not know: a commit to it would be lost unnoticed."""
         if address == self._known:
             return
-        if await asyncio.wait_for(self.worker.rpc(address).laminar_counts(), CALL_DEADLINE) is None:
+        if await within(CALL_DEADLINE, self.worker.rpc(address).laminar_counts()) is None:
             raise RunFailed(f"the data worker {address} could not open the experience table; its log says why")
         self._known = address

@@ -21,6 +21,7 @@ from laminar.errors import LaminarError
 from laminar.rollout.engine import Generated
 from laminar_dask._compat import is_queued, run_id_of
 from laminar_dask.attempts import Attempt
+from laminar_dask.waiting import within
 
 if TYPE_CHECKING:
     from laminar_dask.outbox import Outbox
@@ -73,7 +74,7 @@ class Departure:
         while self.expected and time.monotonic() < end:
             self.changed.clear()
             try:
-                await asyncio.wait_for(self.changed.wait(), max(0.01, end - time.monotonic()))
+                await within(max(0.01, end - time.monotonic()), self.changed.wait())
             except TimeoutError:
                 break
         for key in list(self.expected):
@@ -166,7 +167,7 @@ class Departures:
         """Give states to the target; the keys that generate there already, None if it did not take them."""
         try:
             push = self.worker.rpc(target).laminar_adopt(move=move, states=to_serialize(states))
-            going: list[str] | None = await asyncio.wait_for(push, PUSH_DEADLINE)
+            going: list[str] | None = await within(PUSH_DEADLINE, push)
         except OSError as error:
             logger.warning("%d trajectories stay: %s took none (%s)", len(states), target, error)
             return None

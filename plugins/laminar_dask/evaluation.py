@@ -20,6 +20,7 @@ from laminar.trainer import checkpoint
 from laminar.trajectory import Sampling, TrajectoryRequest, Version
 from laminar_dask.environment import EnvironmentPlugin
 from laminar_dask.trajectories import submit
+from laminar_dask.waiting import within
 
 __all__ = ["EvaluationJob", "evaluate_policy", "held_out_requests"]
 
@@ -85,7 +86,7 @@ class EvaluationJob:
         while not self.done.is_set():
             before = len(self.results)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.done.wait(), stall)
+                await within(stall, self.done.wait())
             if len(self.results) == before:
                 raise LaminarError(_stalled(before, len(self.requests), stall))
 

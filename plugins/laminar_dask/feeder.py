@@ -28,6 +28,7 @@ from laminar.trajectory import Sampling, Score, TrajectoryRequest
 from laminar_dask.evaluation import EvaluationJob
 from laminar_dask.roles import peers
 from laminar_dask.trajectories import cancel, submit
+from laminar_dask.waiting import end
 
 if TYPE_CHECKING:
     from laminar_dask.conductor import Conductor
@@ -199,10 +200,7 @@ class Feeder:
                         loop.result()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
-            tasks = [*self.loops.values(), *self.batches]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end([*self.loops.values(), *self.batches])
             self.loops.clear()
             self.batches.clear()
 

@@ -13,6 +13,7 @@ from laminar.repack import Load, Rules
 from laminar.rollout.latency import LatencyMeter, StepCurve
 from laminar.rollout.lengths import Lengths, Survival
 from laminar_dask._compat import workers_of
+from laminar_dask.waiting import within
 
 if TYPE_CHECKING:
     from laminar_dask.repack import RepackSettings
@@ -47,7 +48,7 @@ class Looks:
     async def _ask(self, address: str, detail: bool) -> Look | None:
         try:
             call = self.scheduler.rpc(address).laminar_repack_look(detail=detail)
-            answer: Any = await asyncio.wait_for(call, LOOK_DEADLINE)
+            answer: Any = await within(LOOK_DEADLINE, call)
         except (OSError, AttributeError, ValueError) as error:  # starting, or gone
             logger.debug("no look at %s: %s", address, error)
             return None

@@ -20,6 +20,7 @@ from laminar.errors import LaminarError
 from laminar.experience.schema import record_batch
 from laminar.experience.store import StoreError
 from laminar_dask.roles import peer
+from laminar_dask.waiting import within
 
 __all__ = ["Outbox"]
 
@@ -77,7 +78,7 @@ class Outbox:
 
     async def partials(self, items: list[Any]) -> None:
         """Stream new tokens of running trajectories."""
-        await self._reliably("partials", lambda rpc: rpc.laminar_partials(items=items), within=MESSAGE_DEADLINE)
+        await self._reliably("partials", lambda rpc: rpc.laminar_partials(items=items), seconds=MESSAGE_DEADLINE)
 
     async def _resume(self, items: list[Any]) -> list[Any]:
         keys = [[trajectory, run_id] for trajectory, run_id in items]
@@ -89,14 +90,14 @@ class Outbox:
         return [None] * len(rows)
 
     async def _reliably(
-        self, what: str, call: Callable[[Any], Awaitable[Any]], *, within: float = RETRY_DEADLINE
+        self, what: str, call: Callable[[Any], Awaitable[Any]], *, seconds: float = RETRY_DEADLINE
     ) -> Any:
-        end = time.monotonic() + within
+        end = time.monotonic() + seconds
         while True:
             try:
                 if self._address is None:
                     self._address = await peer(self.worker, "data", deadline=max(0.1, end - time.monotonic()))
-                answer = await asyncio.wait_for(call(self.worker.rpc(self._address)), MESSAGE_DEADLINE)
+                answer = await within(MESSAGE_DEADLINE, call(self.worker.rpc(self._address)))
                 if answer is not None:
                     return answer
                 why = "its table is not open yet"  # a restarted worker says None to what it does not know
@@ -104,6 +105,6 @@ class Outbox:
                 why = str(error) or f"no answer within {MESSAGE_DEADLINE:.0f} s"
             self._address = None  # ask anew who it is
             if time.monotonic() > end:
-                raise LaminarError(f"the data worker did not take `{what}` for {within:.0f} s: {why}")
+                raise LaminarError(f"the data worker did not take `{what}` for {seconds:.0f} s: {why}")
             logger.info("%s: data worker not reachable (%s); trying again", what, why)
             await asyncio.sleep(0.2)

@@ -27,6 +27,7 @@ from laminar.weights.shards import Shard
 from laminar.weights.stand_in import StandIn
 from laminar.weights.transport import choose, open_transport, split_address
 from laminar_dask._compat import has_role
+from laminar_dask.waiting import within
 
 __all__ = ["RelayPlugin", "announce", "prepare"]
 
@@ -230,7 +231,7 @@ class RelayPlugin(WorkerPlugin):
         call = getattr(self.worker.scheduler, f"laminar_chain_{what}")
         try:
             answered = call(relay=self.worker.address, nbytes=nbytes, **values)
-            answer = await asyncio.wait_for(answered, SCHEDULER_DEADLINE)
+            answer = await within(SCHEDULER_DEADLINE, answered)
         except (TimeoutError, OSError) as error:
             logger.warning("the scheduler was not told `%s`: %s", what, error)
             return
@@ -290,7 +291,7 @@ async def announce(
 
 async def _answered(call: Awaitable[dict[str, Any]], relay: str, what: str, deadline: float) -> dict[str, Any]:
     try:
-        return await asyncio.wait_for(call, deadline)
+        return await within(deadline, call)
     except TimeoutError as error:
         raise LaminarError(f"relay {relay} did not {what} within {deadline:g} s") from error
     except OSError as error:
@@ -306,7 +307,7 @@ async def _token(worker: Worker) -> str:
         The scheduler does not answer.
     """
     try:
-        return str(await asyncio.wait_for(worker.scheduler.laminar_chain_token(), TOKEN_DEADLINE) or "")
+        return str(await within(TOKEN_DEADLINE, worker.scheduler.laminar_chain_token()) or "")
     except TimeoutError as error:
         raise LaminarError(f"the scheduler did not say the relays' token within {TOKEN_DEADLINE:g} s") from error
 

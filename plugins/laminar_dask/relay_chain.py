@@ -16,6 +16,7 @@ from distributed import Scheduler, SchedulerPlugin
 from laminar.weights.chain import Member, Plan, Root
 from laminar.weights.keeper import Keeper, Send, StandInSend, Survey
 from laminar_dask._compat import in_background, workers_of
+from laminar_dask.waiting import within
 
 __all__ = ["ChainPlugin"]
 
@@ -201,7 +202,7 @@ class ChainPlugin(SchedulerPlugin):
         return None
 
     async def _ask(self, address: str, call: str, deadline: float, **arguments: Any) -> Any:
-        return await asyncio.wait_for(getattr(self.scheduler.rpc(address), call)(**arguments), deadline)
+        return await within(deadline, getattr(self.scheduler.rpc(address), call)(**arguments))
 
     async def _look(self) -> None:
         """Plan a chain anew that neither reports nor moves."""

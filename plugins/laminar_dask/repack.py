@@ -25,6 +25,7 @@ from laminar_dask.looks import Look, Looks
 from laminar_dask.loop_lag import LoopLag
 from laminar_dask.moves import Bulk, Moves
 from laminar_dask.reviews import Reviews
+from laminar_dask.waiting import within
 
 __all__ = ["RepackPlugin", "RepackSettings", "freed_topic"]
 
@@ -131,7 +132,7 @@ class RepackPlugin(SchedulerPlugin):
         period = max(SHORTEST_PERIOD, self.settings.period / self.settings.time_scale)
         while True:
             try:
-                await asyncio.wait_for(self.trigger.wait(), period)
+                await within(period, self.trigger.wait())
             except TimeoutError:
                 self.wanted.add("periodic")
             self.trigger.clear()

@@ -35,6 +35,7 @@ from laminar_dask.in_engine import InEngine
 from laminar_dask.outbox import Outbox
 from laminar_dask.serving import Cancelled, Leaving, Serving, VersionGone
 from laminar_dask.versions import EmulatedSource, RelaySource
+from laminar_dask.waiting import within
 
 __all__ = ["ReplicaPlugin", "ReplicaSettings", "trajectory"]
 
@@ -156,7 +157,7 @@ class ReplicaPlugin(WorkerPlugin):
 
     async def _engine_ready(self) -> Serving:
         try:
-            await asyncio.wait_for(asyncio.shield(self.ready), START_DEADLINE)
+            await within(START_DEADLINE, asyncio.shield(self.ready))
         except TimeoutError as error:
             raise RunFailed(f"the engine of {self.worker.name} was not up after {START_DEADLINE:.0f} s") from error
         except Exception as error:

@@ -19,6 +19,7 @@ from laminar.watch.events import Level, topic
 from laminar.watch.metrics import MetricsWriter, read_metrics
 from laminar.watch.summary import summarise
 from laminar_dask.roles import peers
+from laminar_dask.waiting import within
 
 if TYPE_CHECKING:
     from laminar_dask.feeder import Feeder
@@ -126,14 +127,14 @@ class Reporter:
 
     async def _status(self, address: str) -> dict[str, Any] | None:
         try:
-            status: Any = await asyncio.wait_for(self.worker.rpc(address).laminar_replica_status(), STATUS_DEADLINE)
+            status: Any = await within(STATUS_DEADLINE, self.worker.rpc(address).laminar_replica_status())
         except OSError:  # gone or busy: the scheduler notices a death, the next look shows the rest
             return None
         return dict(status)
 
     async def _relays(self) -> list[dict[str, Any]]:
         try:
-            rows: Any = await asyncio.wait_for(self.worker.scheduler.laminar_chain_rows(), STATUS_DEADLINE)
+            rows: Any = await within(STATUS_DEADLINE, self.worker.scheduler.laminar_chain_rows())
         except OSError:  # the next look is in a second
             return []
         return [dict(row) for row in rows or ()]

@@ -10,6 +10,7 @@ from distributed import Scheduler, SchedulerPlugin, Worker
 
 from laminar.errors import LaminarError
 from laminar_dask._compat import workers_of
+from laminar_dask.waiting import within
 
 __all__ = ["SCHEDULER_DEADLINE", "RolesPlugin", "peer", "peers"]
 
@@ -46,7 +47,7 @@ class RolesPlugin(SchedulerPlugin):
 async def peers(worker: Worker, role: str) -> list[str]:
     """Addresses of all workers with a role, asked of the scheduler. ``LaminarError`` if that does not answer."""
     try:
-        found: Any = await asyncio.wait_for(worker.scheduler.laminar_workers(role=role), SCHEDULER_DEADLINE)
+        found: Any = await within(SCHEDULER_DEADLINE, worker.scheduler.laminar_workers(role=role))
     except TimeoutError as error:
         raise LaminarError(
             f"the scheduler did not say within {SCHEDULER_DEADLINE:.0f} s who has the role `{role}`; "

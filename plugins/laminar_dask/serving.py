@@ -11,6 +11,7 @@ from laminar.rollout.engine import Engine, Generated, Generation
 from laminar.rollout.gate import Want, decide
 from laminar.trajectory import Version
 from laminar_dask.versions import VersionSource
+from laminar_dask.waiting import within
 
 __all__ = ["Cancelled", "Leaving", "Serving", "VersionGone"]
 
@@ -154,7 +155,7 @@ class Serving:
                     self._admit(self.queue.pop(0))
             else:
                 try:
-                    await asyncio.wait_for(self.changed.wait(), POLL_SECONDS)
+                    await within(POLL_SECONDS, self.changed.wait())
                 except TimeoutError:
                     continue
 
@@ -217,7 +218,7 @@ class Serving:
             if result.done():
                 return result.result()
             self.engine.abort(request)
-            partial = await asyncio.wait_for(result, 30)
+            partial = await within(30, result)
             if cancelled.is_set():
                 raise Cancelled(f"trajectory {request} was cancelled")
             return replace(partial, finish_reason="error", message=f"not finished after {deadline:.0f} s")

@@ -12,6 +12,7 @@ from distributed.comm import CommClosedError
 from laminar.errors import RunFailed
 from laminar_dask._compat import in_background
 from laminar_dask.roles import SCHEDULER_DEADLINE
+from laminar_dask.waiting import within
 
 __all__ = ["ActorHandle", "ActorRestarted", "ActorSupervisor"]
 
@@ -132,8 +133,8 @@ class ActorHandle:
     async def _seen(self) -> dict[str, Any]:
         """What the supervisor has seen of it."""
         try:
-            answer: Any = await asyncio.wait_for(
-                self.worker.scheduler.laminar_actor_restarts(key=self.future.key), SCHEDULER_DEADLINE
+            answer: Any = await within(
+                SCHEDULER_DEADLINE, self.worker.scheduler.laminar_actor_restarts(key=self.future.key)
             )
         except TimeoutError as error:
             raise RunFailed(

@@ -29,6 +29,7 @@ from laminar.experience.partial_pool import PartialPool
 from laminar.experience.samplers import Rules
 from laminar.experience.store import Store
 from laminar.experience.table import ExperienceTable
+from laminar_dask.waiting import within
 
 __all__ = ["TablePlugin"]
 
@@ -241,7 +242,7 @@ class TablePlugin(WorkerPlugin):
                 return {"status": "OK", "lease": lease.id, "groups": lease.groups, "table": table}
             left = end - loop.time()
             try:
-                await asyncio.wait_for(changed.wait(), max(0.0, min(left, LOOK_SECONDS)))
+                await within(max(0.0, min(left, LOOK_SECONDS)), changed.wait())
             except TimeoutError:
                 if left <= LOOK_SECONDS:
                     return {"status": "waiting", "why": await self._do(self.table.waiting_for, groups)}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from laminar.bench.table import bench_table
+from laminar.errors import UserError
 
 MEMORY = """
 import json, sys
@@ -40,3 +41,9 @@ def test_the_bench_measures_every_figure_that_is_promised() -> None:
     for figure in ("append_ratio", "sample_ratio", "memory_growth", "query_ratio"):
         assert numbers[figure] > 0
     assert numbers["append_slowdown"] < 1
+
+
+def test_parts_of_the_bench_are_measured_by_themselves_and_an_unknown_one_is_named() -> None:
+    assert "memory_growth" not in bench_table(only=["sample"], repeats=1)
+    with pytest.raises(UserError, match="no part `samples`; there are: append, sample, memory, queries"):
+        bench_table(only=["samples"])

@@ -35,14 +35,14 @@ def late(job: EvaluationJob, answers: int, monkeypatch: pytest.MonkeyPatch) -> l
     """So many answers come, each just before the time is up; the times that were waited."""
     waited: list[float] = []
 
-    async def wait_for(waiting: Any, seconds: float) -> None:
+    async def within(seconds: float, waiting: Any) -> None:
         waiting.close()
         waited.append(seconds)
         if len(waited) <= answers:
             job.add(job.requests[len(waited) - 1], ANSWER)
         raise TimeoutError
 
-    monkeypatch.setattr(module.asyncio, "wait_for", wait_for)
+    monkeypatch.setattr(module, "within", within)
     return waited
 
 
