@@ -108,10 +108,16 @@ class MessageEvent(TypedDict, total=False):
 
 
 class RepackEvent(TypedDict, total=False):
-    """Repack emptied a replica, moved trajectories, or found out what that had won."""
+    """Repack planned, emptied a replica, moved trajectories, or found out what that had won."""
 
     type: Literal["repack"]
-    action: Literal["release", "move", "review", "drained"]
+    action: Literal["plan", "release", "move", "review", "drained"]
+    plan: int | None
+    """Its number, which releases, moves and reviews carry too; None for what was asked by hand."""
+    idle: int
+    """Replicas of a plan that were past their peak."""
+    releases: int
+    """Replicas that a plan empties."""
     why: str
     """The trigger: ``periodic``, ``published``, both, or ``by hand``."""
     source: str
@@ -119,12 +125,16 @@ class RepackEvent(TypedDict, total=False):
     trajectories: int
     version: int
     """Weight version of what moves."""
+    stayed: int
+    """Trajectories that a move left where they were."""
     gain_expected: float
+    """Replica seconds, at the release."""
+    cost_expected: float
     """Replica seconds, at the release."""
     gain_measured: float
     """Replica seconds, once all lengths are known."""
     seconds: float | None
-    """Median from the request to generating on the target."""
+    """Of a move: median from the request to generating on the target. Of a plan: what it took."""
 
 
 class StageEvent(TypedDict, total=False):

@@ -24,9 +24,10 @@ Columns that ``summary`` and ``report`` look for; every one may be missing, and 
     memory), ``held`` (versions), ``transport``.
 ``evaluations``, one row a held-out evaluation
     ``step``, ``version``, ``reward_mean``, ``greedy_accuracy``, ``prompts``.
-``repack``, one row a release of a replica, a hand-over, or what a release turned out to have won
-    ``action``, ``why``, ``source``, ``targets``, ``trajectories``, ``gain_expected``, ``gain_measured`` (replica
-    seconds), ``seconds`` (median of a hand-over).
+``repack``, one row a plan, a release of a replica, a hand-over, or what a release turned out to have won
+    ``action``, ``plan`` (its number), ``why``, ``source``, ``targets``, ``trajectories``, ``stayed``, ``idle``,
+    ``releases``, ``gain_expected``, ``cost_expected``, ``gain_measured`` (replica seconds), ``seconds`` (median of a
+    hand-over; of a plan, what it took).
 ``events``, anything else worth keeping: ``level``, ``text``.
 
 A writer takes any other lower-case name, too. Every row gets ``time`` (unix seconds) unless it has one.
