@@ -41,11 +41,11 @@ def _repack(*, paper: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
     return bench_repack(paper=paper, only=only)
 
 
-def _table() -> dict[str, Any]:
+def _table(*, only: Sequence[str] = ()) -> dict[str, Any]:
     """Appends, samples, memory and queries of the experience table / pyarrow, a memory copy and DuckDB alone."""
     from laminar.bench.table import bench_table
 
-    return bench_table()
+    return bench_table(only=only)
 
 
 BENCHES: dict[str, Callable[..., dict[str, Any]]] = {

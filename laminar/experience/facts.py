@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 __all__ = ["FACTS", "LEASED", "READY", "Event", "Group", "Life", "Row", "State"]
@@ -57,27 +57,30 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rows of one drawn prompt that arrived so far, by sample. ``completed`` numbers complete groups in order."""
+    """The rows of one drawn prompt that arrived so far, by sample. ``completed`` numbers complete groups in order.
+
+    ``scored`` are the rows that can be trained on, by sample.
+    """
 
     id: str
     size: int
     rows: tuple[Row, ...] = ()
     completed: int | None = None
+    scored: tuple[Row, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def scored(self) -> list[Row]:
-        """Rows that can be trained on, by sample."""
-        return [row for row in self.rows if row.drop_reason is None]
+    def __post_init__(self) -> None:
+        scored = tuple([row for row in self.rows if row.drop_reason is None])
+        object.__setattr__(self, "scored", self.rows if len(scored) == len(self.rows) else scored)  # mostly no copy
 
     @property
     def oldest_version(self) -> int:
         """Lowest weight version of its scored rows."""
-        return min(row.weight_version for row in self.rows if row.drop_reason is None)
+        return min([row.weight_version for row in self.scored])
 
     @property
     def newest_version(self) -> int:
         """Highest weight version of its scored rows."""
-        return max(row.weight_version for row in self.rows if row.drop_reason is None)
+        return max([row.weight_version for row in self.scored])
 
     @property
     def finished_at(self) -> float:

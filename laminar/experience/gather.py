@@ -21,7 +21,7 @@ def gather(tables: Sequence[pa.Table], runs: Sequence[tuple[int, int, int]]) -> 
     {'n': [3, 1, 2], 'ids': [[3, 3, 3], [1], [2, 2]]}
     """
     if len(runs) <= 2 * len(tables):
-        return pa.concat_tables([tables[at].slice(start, count) for at, start, count in runs]).combine_chunks()
+        return pa.Table.from_batches([pa.concat_batches([batch for run in runs for batch in _batches(tables, run)])])
     tables = [table.combine_chunks() for table in tables]
     schema = tables[0].schema
     lists = [field.name for field in schema if _is_numbers(field.type) and not _has_nulls(tables, field.name)]
@@ -30,6 +30,13 @@ def gather(tables: Sequence[pa.Table], runs: Sequence[tuple[int, int, int]]) -> 
     columns = {name: _joined(tables, name, runs) for name in lists}
     arrays = [columns[field.name] if field.name in columns else rest.column(field.name) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema).combine_chunks()
+
+
+def _batches(tables: Sequence[pa.Table], run: tuple[int, int, int]) -> list[pa.RecordBatch]:
+    """The chunks of a run, not copied."""
+    at, start, count = run
+    table = tables[at] if count == tables[at].num_rows else tables[at].slice(start, count)
+    return list(table.to_batches())
 
 
 def _taken(tables: Sequence[pa.Table], picks: Sequence[tuple[int, int]]) -> pa.Table:

@@ -30,14 +30,14 @@ def tensors(table: pa.Table) -> dict[str, torch.Tensor]:
     >>> found["response_ids"].tolist(), found["response_ids_offsets"].tolist()
     ([1, 2, 3], [0, 2, 3])
     """
-    import torch
-    import torch.utils.dlpack
+    from torch.utils.dlpack import from_dlpack
 
     found: dict[str, torch.Tensor] = {}
     for name in _COLUMNS:
         column = table.column(name)
         rows = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        offsets = rows.offsets.to_numpy()
-        found[name] = torch.utils.dlpack.from_dlpack(rows.values.slice(offsets[0], offsets[-1] - offsets[0]))
-        found[f"{name}_offsets"] = torch.from_numpy(offsets - offsets[0])
+        first, end = rows.offsets[0].as_py(), rows.offsets[-1].as_py()
+        offsets = from_dlpack(rows.offsets)
+        found[name] = from_dlpack(rows.values.slice(first, end - first))
+        found[f"{name}_offsets"] = offsets - first if first else offsets
     return found
