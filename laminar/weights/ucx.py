@@ -17,6 +17,7 @@ import re
 import secrets
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from typing import Any
 from laminar.weights.incoming import Source
 from laminar.weights.tcp import SLICES, Tcp, TcpListener, TcpPeer
 from laminar.weights.transport import PeerLost, Stalled, split_address
-from laminar.weights.ucx_listener import UcxListening
+from laminar.weights.ucx_listener import Acceptor
 from laminar.weights.wire import Kind
 
 __all__ = ["Description", "Ucx", "describe"]
@@ -84,6 +85,20 @@ def _context(loopback: bool) -> Any:
     return core.UCXContext(settings, feature_flags=(core.Feature.TAG, core.Feature.WAKEUP))
 
 
+_acceptors: dict[tuple[bool, str], Acceptor] = {}
+_mutex = threading.Lock()
+
+
+def _acceptor(loopback: bool, host: str) -> Acceptor:
+    """One a process for each address that it listens on."""
+    core, _ = _library()
+    with _mutex:
+        found = _acceptors.get((loopback, host))
+        if found is None:
+            found = _acceptors[loopback, host] = Acceptor(core.UCXWorker(_context(loopback)), host)
+        return found
+
+
 def describe() -> Description:
     """What the UCX found here can do."""
     core, _ = _library()
@@ -96,7 +111,7 @@ class _Bulk:
     """A UCX worker with one endpoint: the sender's, to ``peer``, or the one that a receiver gets.
 
     (Endpoints made from a worker's address would save the listener, but with error handling they have no
-    rendezvous, and every byte is copied twice.) The listener is gone with the first message. Whoever else connects
+    rendezvous, and every byte is copied twice.) The listener goes back with the first message. Whoever else connects
     before does not know the tag, which is told on the connection beside this one.
 
     Parameters
@@ -114,7 +129,7 @@ class _Bulk:
         self.closed = False
         self._busy = 0
         self._endpoint: Any = None
-        self._listening = None if listen is None else UcxListening(self._worker.handle, listen)
+        self._loan = None if listen is None else _acceptor(loopback, listen).lend(self._worker.handle)
         self.tag = secrets.randbits(64)
 
     def connect(self, host: str, port: int, tag: int) -> None:
@@ -126,8 +141,8 @@ class _Bulk:
     @property
     def port(self) -> int:
         """Where a sender reaches this worker."""
-        assert self._listening is not None
-        return self._listening.port
+        assert self._loan is not None
+        return self._loan.port
 
     @property
     def in_flight(self) -> int:
@@ -145,12 +160,13 @@ class _Bulk:
         while self._requests and self._requests[0][1].completed:
             offset, request = self._requests.popleft()
             request.check_error()
-            self._deaf()
+            if self._loan is not None:
+                self._loan.give_back()
             yield offset
 
     def progress(self, poller: select.poll) -> dict[int, int]:
         """Let UCX work; if it has nothing to do, wait a moment for any descriptor of the poller."""
-        worked = False
+        worked = self._loan is not None and self._loan.progress()
         while self._worker.progress_once():
             worked = True
         self._busy = self._busy + 1 if worked else 0
@@ -166,13 +182,11 @@ class _Bulk:
             self._worker.cancel_inflight_requests()
             self._worker.progress()
             self._requests.clear()
-        self._deaf()
+        if self._loan is not None:
+            self._loan.close()
+            self._worker.progress()
+            self._loan = None
         self._endpoint = self._worker = None
-
-    def _deaf(self) -> None:
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
 
     def _on_close(self) -> None:
         self.closed = True

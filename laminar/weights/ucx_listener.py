@@ -1,143 +1,125 @@
-"""A UCX listener on one interface. ``ucxx`` can only listen on all of them, so this calls UCX's own C functions.
+"""UCX listeners that are lent, not destroyed.
 
-What is used of ``ucp.h`` has a field mask in front of every structure, by which UCX 1.x keeps it as it is.
+UCX (up to 1.21 at least) does not forget the half-open connections of a listener that it destroys: if the rest of
+their handshake comes later, its own thread calls the listener back in memory that was freed. So a process keeps
+each of its listeners to its end, and lends one to every receiver until that one's sender is there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import ipaddress
-import struct
-from functools import cache
+import threading
+from typing import Any
 
-__all__ = ["UcxListening"]
+from laminar.weights.ucx_native import accept, close, listen, port_of
 
-SOCKADDR, CONN_HANDLER = 1 << 0, 1 << 2
-"""Fields of ``ucp_listener_params_t``."""
-ERR_MODE, ERR_HANDLER, CONN_REQUEST = 1 << 1, 1 << 2, 1 << 6
-"""Fields of ``ucp_ep_params_t``."""
-ERR_MODE_PEER = 1
-FAMILY_IPV4 = 2
-STORAGE = 128
-"""Bytes of a ``sockaddr_storage``."""
-
-_Accept = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int8)
+__all__ = ["Acceptor", "Loan"]
 
 
-class _Place(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_uint32))
+class Acceptor:
+    """A UCX worker of its own whose listeners, on one address of this host, accept connections for other workers.
 
-
-class _Handler(ctypes.Structure):
-    _fields_ = (("call", ctypes.c_void_p), ("argument", ctypes.c_void_p))
-
-
-class _ListenerParams(ctypes.Structure):
-    _fields_ = (("mask", ctypes.c_uint64), ("place", _Place), ("accept", _Handler), ("request", _Handler))
-
-
-class _ListenerAttributes(ctypes.Structure):
-    _fields_ = (("mask", ctypes.c_uint64), ("place", ctypes.c_char * STORAGE))
-
-
-class _EndpointParams(ctypes.Structure):
-    _fields_ = (
-        ("mask", ctypes.c_uint64),
-        ("address", ctypes.c_void_p),
-        ("error_mode", ctypes.c_int),
-        ("error", _Handler),
-        ("user_data", ctypes.c_void_p),
-        ("flags", ctypes.c_uint),
-        ("place", _Place),
-        ("request", ctypes.c_void_p),
-        ("name", ctypes.c_void_p),
-        ("local", _Place),
-    )
-
-
-@cache
-def _ucp() -> ctypes.CDLL:
-    """The library that ``ucxx`` has loaded."""
-    ucp = ctypes.CDLL("libucp.so.0")
-    handle = ctypes.c_void_p
-    for name in ("ucp_listener_create", "ucp_listener_query", "ucp_ep_create"):
-        getattr(ucp, name).restype = ctypes.c_int8
-    ucp.ucp_listener_create.argtypes = ucp.ucp_ep_create.argtypes = (handle, handle, handle)
-    ucp.ucp_listener_query.argtypes = (handle, handle)
-    ucp.ucp_listener_destroy.restype, ucp.ucp_listener_destroy.argtypes = None, (handle,)
-    ucp.ucs_status_string = ctypes.CDLL("libucs.so.0").ucs_status_string  # type: ignore[attr-defined]
-    ucp.ucs_status_string.restype, ucp.ucs_status_string.argtypes = ctypes.c_char_p, (ctypes.c_int8,)
-    return ucp
-
-
-def _ignore(argument: int | None, endpoint: int | None, status: int) -> None:
-    """A connection broke. Who receives sees it by the socket beside it."""
-
-
-_IGNORE = _Failed(_ignore)  # as long as UCX may call it
-
-
-class UcxListening:
-    """Listens for a UCX worker on an address of this host, and accepts whoever connects, with error handling.
-
-    The connections belong to the worker, and end with it; close this first.
+    It progresses in the threads of those who borrow, one at a time, and only while they wait for a connection. What
+    comes for nobody is closed.
 
     Parameters
     ----------
     worker
-        Handle of the worker (``UCXWorker.handle``).
+        A new ``UCXWorker``. It is never destroyed.
     host
         IPv4 address to listen on.
-
-    Raises
-    ------
-    OSError
-        UCX cannot listen there.
     """
 
-    def __init__(self, worker: int, host: str) -> None:
+    def __init__(self, worker: Any, host: str) -> None:
         self._worker = worker
-        address = struct.pack("=HH4s8x", FAMILY_IPV4, 0, ipaddress.IPv4Address(host).packed)
-        place = ctypes.create_string_buffer(address, len(address))
-        self._accept = _Accept(self._connected)  # as long as UCX may call it
-        call = ctypes.cast(self._accept, ctypes.c_void_p)
-        params = _ListenerParams(
-            SOCKADDR | CONN_HANDLER, _Place(ctypes.addressof(place), len(address)), _Handler(), _Handler(call.value)
-        )
-        self._listener: ctypes.c_void_p | None = ctypes.c_void_p()
-        status = _ucp().ucp_listener_create(worker, ctypes.addressof(params), ctypes.byref(self._listener))
-        _check(status, f"UCX cannot listen on {host}")
+        self._host = host
+        self._lock = threading.Lock()  # of all below; held while the worker progresses, so in _Listener.connected too
+        self._free: list[_Listener] = []
+        self._own = _Endpoints(worker.handle)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))  # not at the interpreter's end either
 
-    @property
-    def port(self) -> int:
-        """Where to connect to."""
-        found = _ListenerAttributes(SOCKADDR)
-        _check(_ucp().ucp_listener_query(self._listener, ctypes.addressof(found)), "UCX does not say its port")
-        return int.from_bytes(ctypes.string_at(ctypes.addressof(found) + ctypes.sizeof(ctypes.c_uint64) + 2, 2), "big")
+    def lend(self, worker: int) -> Loan:
+        """A listener whose connections become endpoints of a worker, given by its handle.
+
+        Raises
+        ------
+        OSError
+            UCX cannot listen on the address.
+        """
+        with self._lock:
+            while self._progress():  # what came for nobody
+                pass
+            listener = self._free.pop() if self._free else _Listener(self._worker.handle, self._host, self._own)
+            listener.owner = _Endpoints(worker)
+        return Loan(self, listener)
+
+    def progress(self) -> bool:
+        """Let connections come in, unless another thread is at it; whether there was anything to do."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._progress()
+        finally:
+            self._lock.release()
+
+    def take_back(self, listener: _Listener) -> None:
+        """For ``Loan``: no endpoint of the borrower's worker is made from now on."""
+        with self._lock:
+            listener.owner = self._own
+            self._free.append(listener)
+
+    def _progress(self) -> bool:
+        worked = bool(self._worker.progress_once())
+        self._own.close()
+        return worked
+
+
+class Loan:
+    """A listener on loan, and the endpoints that came of it."""
+
+    def __init__(self, acceptor: Acceptor, listener: _Listener) -> None:
+        self.port = listener.port
+        self._acceptor: Acceptor | None = acceptor
+        self._listener = listener
+        self._endpoints = listener.owner
+
+    def progress(self) -> bool:
+        """Let connections come in, until the listener is given back; whether there was anything to do."""
+        return self._acceptor is not None and self._acceptor.progress()
+
+    def give_back(self) -> None:
+        """No more connections; those that are there go on. Idempotent."""
+        if self._acceptor is not None:
+            self._acceptor.take_back(self._listener)
+            self._acceptor = None
 
     def close(self) -> None:
-        """Stop listening; connections go on. Idempotent."""
-        if self._listener is not None:
-            _ucp().ucp_listener_destroy(self._listener)
-            self._listener = None
+        """Give back, and close what came; the worker must progress once more then. Idempotent."""
+        self.give_back()
+        self._endpoints.close()
 
-    def _connected(self, request: int, argument: int | None) -> None:
-        """In the thread that has the worker progress."""
-        failed = ctypes.cast(_IGNORE, ctypes.c_void_p)
-        params = _EndpointParams(
-            ERR_MODE | ERR_HANDLER | CONN_REQUEST,
-            error_mode=ERR_MODE_PEER,
-            error=_Handler(failed.value),
-            request=request,
-        )
-        endpoint = ctypes.c_void_p()
+
+class _Endpoints:
+    """Endpoints that were accepted for a worker."""
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._handles: list[int] = []
+
+    def accept(self, request: int) -> None:
         with contextlib.suppress(OSError):  # gone again already
-            status = _ucp().ucp_ep_create(self._worker, ctypes.addressof(params), ctypes.byref(endpoint))
-            _check(status, "UCX cannot take a connection")
+            self._handles.append(accept(request, self._worker))
+
+    def close(self) -> None:
+        while self._handles:
+            close(self._handles.pop())
 
 
-def _check(status: int, what: str) -> None:
-    if status:
-        raise OSError(f"{what}: {_ucp().ucs_status_string(status).decode()}")
+class _Listener:
+    """A listener of UCX, with whoever gets its connections now."""
+
+    def __init__(self, worker: int, host: str, owner: _Endpoints) -> None:
+        self.owner = owner
+        handle, self._handler = listen(worker, host, lambda request: self.owner.accept(request))
+        self.port = port_of(handle)
