@@ -37,7 +37,10 @@ class Emulation(UserConfig):
     workload: str = Field("32B math", description="Whose response lengths: see `data/response_tokens.csv`.")
     lengths: str | None = Field(None, description="Parquet file with real lengths (column `tokens`), instead.")
     group_correlation: float = Field(0.0, ge=0, lt=1, description="How alike the lengths of a group are.")
-    prefill_tokens_per_second: float = Field(25_000.0, gt=0, description="Prefill, during which decoding stops.")
+    prefill_tokens_per_second: float = Field(25_000.0, gt=0, description="Prefill alone.")
+    prefill_chunk: int = Field(
+        512, ge=0, description="Tokens of a prefill that ride on a decode step; 0: decoding stops during a prefill."
+    )
     load_seconds: float = Field(1.0, ge=0, description="Loading a weight version.")
     tool_calls: int = Field(0, ge=0, description="Most tool calls of a trajectory, with sandbox latencies.")
     train_seconds: float = Field(300.0, gt=0, description="One step of the emulated trainer.")

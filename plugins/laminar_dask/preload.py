@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
-__all__ = ["dask_setup"]
+__all__ = ["NICE", "dask_setup"]
+
+NICE = 5
+"""Of the worker processes: where all share a few cores, the scheduler, for whom all of them wait, goes first."""
 
 
 def dask_setup(worker: Any) -> None:
-    """Keep the event loop's own tracebacks off the user's terminal: a heartbeat that meets a closing worker writes
-    one at the end of many runs. What matters reaches the run's events."""
+    """Let the scheduler go first, and keep the event loop's own tracebacks off the user's terminal: a heartbeat that
+    meets a closing worker writes one at the end of many runs. What matters reaches the run's events."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     logging.getLogger("tornado.application").setLevel(logging.CRITICAL)

@@ -21,6 +21,7 @@ from laminar.repack import NEVER
 from laminar.rollout.emulation import EMULATED, Emulation
 from laminar.rollout.engine import Engine, Generated
 from laminar.rollout.engines import create_engine
+from laminar.rollout.engines.emulated import EmulatedEngine
 from laminar.rollout.gate import Want
 from laminar.rollout.rows import Story, row_of
 from laminar.rollout.tokens import decode, load_tokenizer
@@ -148,8 +149,8 @@ class ReplicaPlugin(WorkerPlugin):
         calm_collector()
         source = EmulatedSource(settings.run) if settings.emulated else RelaySource(settings.run)
         self.serving = self.inside.serving = Serving(engine, source)
-        if settings.emulation is not None:
-            self.handover.prefill_rate = settings.emulation.prefill_tokens_per_second
+        if isinstance(engine, EmulatedEngine):
+            self.handover.prefill_rate = engine.batch.stall_rate
 
     def _seed(self) -> int:
         """Each process its own stream: two replicas, or one before and after a restart, never draw the same."""

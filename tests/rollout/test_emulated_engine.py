@@ -32,8 +32,10 @@ CAP = 16384
 LONG = Sampling(max_new_tokens=CAP)
 
 
-def batch_of(jobs: list[Job], *, kv: int = 850_000, slots: int = 512, rate: float = 25_000.0) -> EmulatedBatch:
-    batch = EmulatedBatch(step_curve("32B", 4), kv_tokens=kv, max_running=slots, prefill_rate=rate)
+def batch_of(
+    jobs: list[Job], *, kv: int = 850_000, slots: int = 512, rate: float = 25_000.0, chunk: int = 0
+) -> EmulatedBatch:
+    batch = EmulatedBatch(step_curve("32B", 4), kv_tokens=kv, max_running=slots, prefill_rate=rate, prefill_chunk=chunk)
     for job in jobs:
         batch.submit(job)
     return batch
@@ -75,24 +77,78 @@ def test_jumps_give_the_times_of_a_loop_over_tokens(jobs: list[tuple[int, int]],
     slots=st.integers(1, 16),
     ticks=st.lists(st.floats(0.01, 5.0), max_size=30),
     aborted=st.sets(st.integers(0, 39)),
+    chunk=st.sampled_from([0, 7, 512]),
 )
 def test_cache_and_slots_are_never_exceeded_and_nothing_is_lost(
-    lengths: list[int], slots: int, ticks: list[float], aborted: set[int]
+    lengths: list[int], slots: int, ticks: list[float], aborted: set[int], chunk: int
 ) -> None:
     tools = [((n // 2, 1.5),) if n > 2 and n % 3 == 0 else () for n in lengths]
     jobs = [Job(str(i), 10, n, tools=tools[i]) for i, n in enumerate(lengths)]
-    batch = batch_of(jobs, kv=1000, slots=slots, rate=1e5)
+    batch = batch_of(jobs, kv=1000, slots=slots, rate=1e5, chunk=chunk)
     at, ended, taken = 0.0, [], []
     for number, tick in enumerate(ticks):
         at += tick
         ended += batch.advance(at)
-        held = sum(10 + (batch.generated(name) or 0) for name in [*batch._decoding, *batch._paused])
+        held = sum(10 + (batch.generated(name) or 0) for name in [*batch._decoding, *batch._paused, *batch._filling])
         assert batch.kv_used == held <= 1000 and batch.running <= slots
         if number in aborted and (job := batch.abort(str(number))) is not None:
             taken.append(job.id)
     ended += batch.advance(at + 1e6)
     assert sorted([job.id for job, _ in ended] + taken) == sorted(str(i) for i in range(len(lengths)))
     assert all(job.generated == job.length for job, _ in ended) and batch.kv_used == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    here=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    come=st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 200)), min_size=1, max_size=6),
+    chunk=st.sampled_from([100, 512, 2000]),
+    first=st.floats(0.0, 0.2),
+)
+def test_a_prefill_beside_others_takes_the_time_of_a_loop_over_steps(
+    here: list[int], come: list[tuple[int, int]], chunk: int, first: float
+) -> None:
+    """Each step carries a chunk, both share one pass over the weights, and who is prefilled decodes from the next."""
+    curve, rate = step_curve("32B", 4), 25_000.0
+    batch = batch_of([Job(f"h{i}", 1, length) for i, length in enumerate(here)], rate=rate, chunk=chunk)
+    ended = batch.advance(first)
+    for i, (context, length) in enumerate(come):
+        batch.submit(Job(f"c{i}", context, length))
+    had = {f"h{i}": batch.generated(f"h{i}") for i in range(len(here))}
+    left = {name: here[int(name[1:])] - tokens for name, tokens in had.items() if tokens is not None}
+    now, filling = batch.now, {f"c{i}": context for i, (context, _) in enumerate(come)}
+    ends = {job.id: at for job, at in ended}
+    if not left:
+        now += sum(filling.values()) / rate
+        left, filling = {f"c{i}": length for i, (_, length) in enumerate(come)}, {}
+    while left or filling:
+        if not left:
+            now += sum(filling.values()) / rate
+            left, filling = {name: come[int(name[1:])][1] for name in filling}, {}
+        extra = max(0.0, chunk / rate - float(curve.seconds(1))) if filling else 0.0
+        now += float(curve.seconds(len(left))) + extra
+        left = {name: tokens - 1 for name, tokens in left.items()}
+        budget = chunk
+        while filling and budget:
+            name, tokens = next(iter(filling.items()))
+            filling[name] = tokens - min(budget, tokens)
+            budget -= min(budget, tokens)
+            if not filling[name]:
+                del filling[name]
+                left[name] = come[int(name[1:])][1]
+        ends |= {name: now for name, tokens in left.items() if tokens == 0}
+        left = {name: tokens for name, tokens in left.items() if tokens}
+    ended += batch.advance(1e6)
+    assert {job.id: at for job, at in ended} == pytest.approx(ends)
+    assert batch.prefilled == len(here) + sum(context for context, _ in come)
+
+
+def test_what_a_prefill_costs_others_is_known() -> None:
+    """The rule that decides on moves goes by it."""
+    step = float(step_curve("32B", 4).seconds(1))
+    assert batch_of([]).stall_rate == 25_000
+    assert batch_of([], chunk=512).stall_rate == pytest.approx(512 / (512 / 25_000 - step))
+    assert batch_of([], chunk=128).stall_rate == float("inf")  # hidden behind the pass over the weights
 
 
 def test_a_full_cache_puts_the_newest_back_and_prefills_it_again() -> None:

@@ -89,6 +89,7 @@ class EmulatedEngine:
             kv_tokens=kv_tokens,
             max_running=max_running,
             prefill_rate=settings.prefill_tokens_per_second,
+            prefill_chunk=settings.prefill_chunk,
         )
         self._changed = threading.Condition()
         self._requests: dict[str, _Request] = {}

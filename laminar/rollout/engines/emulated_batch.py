@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import sys
 from collections import deque
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ class Job:
     base: int = 0
     """While decoding: ``generated`` is the batch's step count plus this."""
     serial: int = 0
+    to_prefill: int = 0
+    """Tokens, while it is prefilled beside others that decode."""
 
 
 class EmulatedBatch:
@@ -65,7 +68,11 @@ class EmulatedBatch:
     max_running
         Most requests that hold a slot; one that waits for a tool does.
     prefill_rate
-        Tokens/s; decoding stands still meanwhile.
+        Tokens/s.
+    prefill_chunk
+        Tokens of a prefill that ride on a decode step: both share one pass over the weights, which is what a step of
+        one request takes, so that the chunk costs so much less ("piggybacking" of Sarathi-Serve, OSDI 2024; chunked
+        prefill of vLLM and SGLang). 0: decoding stands still during a prefill.
 
     Example
     -------
@@ -77,10 +84,13 @@ class EmulatedBatch:
     [('a', 20.0), ('b', 40.0)]
     """
 
-    def __init__(self, curve: StepCurve, *, kv_tokens: int, max_running: int, prefill_rate: float) -> None:
+    def __init__(
+        self, curve: StepCurve, *, kv_tokens: int, max_running: int, prefill_rate: float, prefill_chunk: int = 0
+    ) -> None:
         self.kv_total = kv_tokens
         self.max_running = max_running
         self.prefill_rate = prefill_rate
+        self.prefill_chunk = prefill_chunk
         self.now = 0.0
         self.kv_used = 0
         self.decoded = 0
@@ -91,11 +101,13 @@ class EmulatedBatch:
         self.kv_seconds = 0.0
         """Integral of ``kv_used`` over time."""
         self.step_seconds = [float(curve.seconds(batch)) for batch in range(max_running + 1)]
+        self._chunk_seconds = max(0.0, prefill_chunk / prefill_rate - self.step_seconds[1])
         self._steps = 0
         self._serial = itertools.count()
         self._jobs: dict[str, Job] = {}
         self._decoding: dict[str, Job] = {}
         self._paused: dict[str, Job] = {}
+        self._filling: dict[str, Job] = {}
         self._waiting: deque[Job] = deque()
         self._stops: list[tuple[int, int, str]] = []  # step at which a job ends or calls a tool
         self._wakes: list[tuple[float, int, str]] = []
@@ -105,7 +117,7 @@ class EmulatedBatch:
     @property
     def running(self) -> int:
         """Requests that hold a slot."""
-        return len(self._decoding) + len(self._paused)
+        return len(self._decoding) + len(self._paused) + len(self._filling)
 
     @property
     def waiting(self) -> int:
@@ -129,7 +141,7 @@ class EmulatedBatch:
             return None
         if request in self._decoding:
             self._leave(job)
-        elif self._paused.pop(request, None) is not None:
+        elif self._paused.pop(request, None) or self._filling.pop(request, None):
             self.kv_used -= job.context + job.generated
         else:
             self._waiting.remove(job)
@@ -142,19 +154,26 @@ class EmulatedBatch:
             return None
         return self._steps + job.base if request in self._decoding else job.generated
 
+    @property
+    def stall_rate(self) -> float:
+        """Tokens prefilled for each second by which that holds up others that decode; infinite if it does not."""
+        if not self.prefill_chunk:
+            return self.prefill_rate
+        return self.prefill_chunk / self._chunk_seconds if self._chunk_seconds else math.inf
+
     def ids(self) -> list[str]:
         """All requests that are here."""
         return list(self._jobs)
 
     def next_event(self) -> float | None:
         """When the next request ends or is let in, if nothing else happens; None if nothing will."""
-        if self._waiting and self._room():
+        if (self._waiting and self._room()) or (self._filling and not self._decoding):
             return self.now
         times = [self._wakes[0][0]] if self._wakes else []
         if self._decoding:
             batch = len(self._decoding)
             steps = min(self._stops[0][0] - self._steps, max(0, self.kv_total - self.kv_used) // batch + 1)
-            times.append(self.now + steps * self.step_seconds[batch])
+            times.append(self.now + min(steps, self._steps_to_fill()) * self._step())
         return min(times, default=None)
 
     # -- time ---------------------------------------------------------------------------------------------
@@ -175,11 +194,12 @@ class EmulatedBatch:
                     return ended
                 continue
             batch = len(self._decoding)
-            step = self.step_seconds[batch]
+            step = self._step()
             steps = min(self._stops[0][0] - self._steps, (self.kv_total - self.kv_used) // batch)
             if steps <= 0 and self._stops[0][0] > self._steps:
                 self._preempt()
                 continue
+            steps = min(steps, self._steps_to_fill())
             if self._wakes:
                 steps = min(steps, max(1, math.ceil((self._wakes[0][0] - self.now) / step)))
             steps = max(0, min(steps, math.floor((until - self.now) / step + 1e-9)))
@@ -188,7 +208,41 @@ class EmulatedBatch:
             self._steps += steps
             self.decoded += steps * batch
             self._pass(steps * step, steps * batch)
+            self._fill(steps * self.prefill_chunk)
             self._stop(ended)
+
+    def _step(self) -> float:
+        """Seconds of a step now."""
+        return self.step_seconds[len(self._decoding)] + (self._chunk_seconds if self._filling else 0.0)
+
+    def _steps_to_fill(self) -> int:
+        """Steps until the next request is prefilled; very many if none is at it."""
+        for job in self._filling.values():
+            return math.ceil(job.to_prefill / self.prefill_chunk)
+        return sys.maxsize
+
+    def _fill(self, tokens: int, *, alone: bool = False) -> None:
+        """Prefill so many tokens, of one request after the other. ``alone``: with no step to ride on."""
+        while self._filling and tokens:
+            job = next(iter(self._filling.values()))
+            some = min(job.to_prefill, tokens)
+            tokens -= some
+            job.to_prefill -= some
+            self.prefilled += some
+            if alone:
+                self._pass(some / self.prefill_rate, 0)
+            if not job.to_prefill:
+                del self._filling[job.id]
+                self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        """It is in the cache: decode, unless its tool has not answered yet."""
+        if job.resume_at > self.now:
+            self.kv_used -= job.context + job.generated
+            self._pause(job, job.resume_at)
+        else:
+            job.resume_at = 0.0
+            self._decode(job)
 
     def _pass(self, seconds: float, kv: int) -> None:
         self.kv_seconds += seconds * (self.kv_used + kv / 2)
@@ -255,23 +309,21 @@ class EmulatedBatch:
 
     def _admit(self) -> None:
         """Let waiting requests in while there is room, and prefill them."""
-        tokens = 0
         while self._waiting and self._room():
             job = self._waiting.popleft()
-            tokens += job.context + job.generated
-            if job.resume_at > self.now:
-                self._pause(job, job.resume_at)
-                continue
-            job.resume_at = 0.0
-            self.kv_used += job.context + job.generated
-            self._decode(job)
-        if tokens:
-            self.prefilled += tokens
-            self._pass(tokens / self.prefill_rate, 0)
+            job.to_prefill = job.context + job.generated
+            self.kv_used += job.to_prefill
+            self._filling[job.id] = job
+        if self._filling and not (self.prefill_chunk and self._decoding):
+            self._fill(sum(job.to_prefill for job in self._filling.values()), alone=True)
 
     def _preempt(self) -> None:
         """The cache is full: the newest request goes back to the head of the queue."""
-        newest = max(self._decoding.values(), key=lambda job: job.serial)
-        self._leave(newest)
+        if self._filling:
+            newest = self._filling.popitem()[1]
+            self.kv_used -= newest.context + newest.generated
+        else:
+            newest = max(self._decoding.values(), key=lambda job: job.serial)
+            self._leave(newest)
         self._waiting.appendleft(newest)
         self.preemptions += 1
