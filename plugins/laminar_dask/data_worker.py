@@ -32,7 +32,7 @@ class DataWorker:
 
     async def ask(self, call: str, *, answer_within: float = CALL_DEADLINE, **arguments: Any) -> Any:
         """An RPC of the experience table. Raises ``RunFailed`` if there is no answer in time."""
-        until = time.monotonic() + CALL_DEADLINE
+        until, said = time.monotonic() + CALL_DEADLINE, ""
         while True:
             address = await peer(self.worker, "data", deadline=CALL_DEADLINE)
             try:
@@ -47,7 +47,9 @@ class DataWorker:
                     raise RunFailed(
                         f"the data worker did not take `{call}` for {CALL_DEADLINE:.0f} s: {error}"
                     ) from error
-                logger.warning("asking the data worker %s again for %s: %s", address, call, error)
+                if said != str(error):
+                    said = str(error)
+                    logger.warning("asking the data worker %s for %s until it answers: %s", address, call, error)
                 await asyncio.sleep(RETRY)
 
     async def _require_table(self, address: str) -> None:

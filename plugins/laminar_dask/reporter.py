@@ -103,9 +103,7 @@ class Reporter:
                 await asyncio.to_thread(self.metrics.flush, FLUSH_SECONDS)
                 self.refused = ""
             except StoreError as error:
-                if not self.refused:
-                    self.refused = str(error)
-                    self.message(f"metrics are kept back, the store does not take them: {error}", level="warning")
+                self._kept_back(error)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> None:
@@ -172,5 +170,14 @@ class Reporter:
         }
 
     async def close(self) -> None:
-        """Write what is left."""
-        await asyncio.to_thread(self.metrics.close)
+        """Write what is left. A store that does not take it is no reason of its own why a run ends."""
+        try:
+            await asyncio.to_thread(self.metrics.close)
+        except StoreError as error:
+            self._kept_back(error)
+
+    def _kept_back(self, error: StoreError) -> None:
+        """Say so, once."""
+        if not self.refused:
+            self.refused = str(error)
+            self.message(f"metrics are kept back, the store does not take them: {error}", level="warning")

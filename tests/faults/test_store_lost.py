@@ -67,7 +67,8 @@ def test_a_run_whose_store_stays_away_ends_with_one_line_and_a_resume_loses_noth
     finally:
         run.close()
     assert code != 0 and "Traceback" not in run.said, run.said
-    assert "experience" in run.lines[-1], run.said
+    assert "the data worker did not take" in run.lines[-1] and "experience has vanished" in run.lines[-1], run.said
+    assert sum("has vanished" in line for line in run.lines) <= 4, run.said
     bring_back(run, tmp_path / "away")
     again = LiveRun(tmp_path, run_id=run.run_id, resume=True)
     try:
