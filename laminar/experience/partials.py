@@ -34,6 +34,9 @@ class Turn(NamedTuple):
 
     ``number`` counts its model turns from 1, ``start`` is the position in the response of this turn's first token,
     ``state`` is what the environment needs to go on from there: bytes of its own, e.g. JSON.
+
+    Environments have one turn today, so that replicas send none. It belongs to the one who gives the environment's
+    answer to the engine, and goes as the last field of the items that ``laminar_dask.in_engine`` streams.
     """
 
     number: int
