@@ -12,6 +12,7 @@ import ctypes
 import threading
 from typing import Any
 
+from laminar.weights.ucx_gate import Gate
 from laminar.weights.ucx_native import accept, close, listen, port_of
 
 __all__ = ["Acceptor", "Loan"]
@@ -39,8 +40,8 @@ class Acceptor:
         self._own = _Endpoints(worker.handle)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))  # not at the interpreter's end either
 
-    def lend(self, worker: int) -> Loan:
-        """A listener whose connections become endpoints of a worker, given by its handle.
+    def lend(self, worker: int, peer: str) -> Loan:
+        """A listener whose connections become endpoints of a worker, given by its handle; for one host to connect to.
 
         Raises
         ------
@@ -52,6 +53,7 @@ class Acceptor:
                 pass
             listener = self._free.pop() if self._free else _Listener(self._worker.handle, self._host, self._own)
             listener.owner = _Endpoints(worker)
+            listener.gate.open_for(peer)
         return Loan(self, listener)
 
     def progress(self) -> bool:
@@ -66,6 +68,7 @@ class Acceptor:
     def take_back(self, listener: _Listener) -> None:
         """For ``Loan``: no endpoint of the borrower's worker is made from now on."""
         with self._lock:
+            listener.gate.shut()
             listener.owner = self._own
             self._free.append(listener)
 
@@ -123,3 +126,4 @@ class _Listener:
         self.owner = owner
         handle, self._handler = listen(worker, host, lambda request: self.owner.accept(request))
         self.port = port_of(handle)
+        self.gate = Gate(host, self.port)

@@ -110,12 +110,23 @@ def test_a_stranger_at_the_port_disturbs_neither_its_receiver_nor_the_next(
     transfer(tmp_path)
 
 
-def test_a_stranger_may_come_when_no_receiver_waits(handshake: bytes, tmp_path: Path) -> None:
-    with waiting() as (_, _, port):
-        pass
-    with socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.sendall(handshake)
-        transfer(tmp_path)
+def connects(source: str, port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=0.3, source_address=(source, 0)).close()
+    except TimeoutError:  # what it sends is dropped
+        return False
+    return True
+
+
+def test_only_the_host_of_the_sender_can_connect_and_nobody_when_no_receiver_waits(tmp_path: Path) -> None:
+    with waiting() as (sender, receiving, port):
+        assert not connects("127.0.0.2", port)
+        assert connects("127.0.0.1", port)
+        sender.send_range(source(tmp_path / "source", CONTENT), 0, CHUNK, DEADLINE, lambda count: None)
+        assert receiving.received() == CONTENT
+        assert not connects("127.0.0.1", port)
+    assert not connects("127.0.0.1", port)
+    transfer(tmp_path)
 
 
 def test_receivers_that_wait_at_the_same_time_get_their_own_senders(tmp_path: Path) -> None:
