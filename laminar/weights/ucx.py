@@ -28,7 +28,7 @@ from typing import Any
 from laminar.weights.incoming import Source
 from laminar.weights.tcp import SLICES, Tcp, TcpListener, TcpPeer
 from laminar.weights.transport import PeerLost, Stalled, split_address
-from laminar.weights.ucx_listener import Acceptor
+from laminar.weights.ucx_listener import Acceptor, Loan
 from laminar.weights.wire import Kind
 
 __all__ = ["Description", "Ucx", "describe"]
@@ -39,7 +39,9 @@ PAUSE = 0.001
 """Longest wait for UCX's event descriptor, in seconds: with longer ones wake-ups are missed."""
 LOOK = 16
 """Rounds with work for UCX in a row of which one looks at other descriptors too."""
-ADDRESS_DEADLINE = 5.0
+CONNECT_DEADLINE = 5.0
+"""Seconds for each half of making a connection, at least: the receiver's address, and the first message. UCX works out
+its protocols anew for each, on both sides: 40 ms on an idle core, a second on a busy machine."""
 RDMA = ("rc", "ud", "dc", "srd", "gga")
 """Transports of UCX that bypass the kernel, by how their names begin."""
 
@@ -117,10 +119,10 @@ class _Bulk:
     Parameters
     ----------
     listen
-        The address of this host that the sender will connect to; None for a sender.
+        The address of this host that the sender will connect to, and the sender's; None for a sender.
     """
 
-    def __init__(self, loopback: bool, *, listen: str | None = None) -> None:
+    def __init__(self, loopback: bool, *, listen: tuple[str, str] | None = None) -> None:
         self._core, self._array = _library()
         self._worker = self._core.UCXWorker(_context(loopback))
         self._worker.init_blocking_progress_mode()
@@ -129,7 +131,10 @@ class _Bulk:
         self.closed = False
         self._busy = 0
         self._endpoint: Any = None
-        self._loan = None if listen is None else _acceptor(loopback, listen).lend(self._worker.handle)
+        self._loan: Loan | None = None
+        if listen is not None:
+            here, there = listen
+            self._loan = _acceptor(loopback, here).lend(self._worker.handle, there)
         self.tag = secrets.randbits(64)
 
     def connect(self, host: str, port: int, tag: int) -> None:
@@ -202,9 +207,10 @@ class UcxPeer(TcpPeer):
 
     def send_range(self, source: Source, start: int, chunk: int, deadline: float, sent: Callable[[int], None]) -> None:
         """Send a source's bytes from ``start`` to its end as they come in. Raises as ``TcpPeer``."""
+        new = self._bulk is None
         bulk = self._sender()
         prefix, posted, done = source.prefix, start, start
-        silence = _Silence(deadline)
+        silence = _Silence(deadline, first=max(deadline, CONNECT_DEADLINE) if new else deadline)
         with prefix.watch() as more, self._broken(bulk):
             poller = self._poller(bulk, more)
             while done < prefix.stop:
@@ -227,7 +233,7 @@ class UcxPeer(TcpPeer):
                 if bulk.closed or (self._sock.fileno() in ready and self._gone()):
                     raise PeerLost(f"{self.address} closed the connection")
                 if bulk.in_flight and silence.too_long():
-                    raise Stalled(f"{self.address} took nothing for {deadline:g} s")
+                    raise Stalled(f"{self.address} took nothing for {silence.deadline:g} s")
 
     def receive_range(
         self, into: memoryview, start: int, stop: int, chunk: int, arrived: Callable[[int], None]
@@ -260,7 +266,7 @@ class UcxPeer(TcpPeer):
 
     def _sender(self) -> _Bulk:
         if self._bulk is None:
-            frame = self.read(ADDRESS_DEADLINE)
+            frame = self.read(CONNECT_DEADLINE)
             if frame.kind is not Kind.ADDRESS:
                 raise PeerLost(f"{self.address} sent {frame.kind.name}, expected the address of its UCX worker")
             _, host, _ = split_address(self.address)
@@ -273,7 +279,8 @@ class UcxPeer(TcpPeer):
     def _receiver(self) -> _Bulk:
         if self._bulk is None:
             with self._errors():
-                self._bulk = _Bulk(self._loopback, listen=self._sock.getsockname()[0])
+                listen = self._sock.getsockname()[0], self._sock.getpeername()[0]
+                self._bulk = _Bulk(self._loopback, listen=listen)
                 where = {"port": self._bulk.port, "tag": self._bulk.tag}
             self.send(Kind.ADDRESS, where)
         return self._bulk
@@ -306,14 +313,20 @@ class UcxPeer(TcpPeer):
 
 
 class _Silence:
-    """Counts slices of a deadline in which nothing happened, as ``tcp.SLICES`` says."""
+    """Counts slices of a deadline in which nothing happened, as ``tcp.SLICES`` says; ``first`` is the deadline of what
+    happens first."""
 
-    def __init__(self, deadline: float) -> None:
-        self._slice = deadline / SLICES
-        self.broken()
+    def __init__(self, deadline: float, *, first: float) -> None:
+        self._deadline = deadline
+        self._begin(first)
 
     def broken(self) -> None:
         """Something happened."""
+        self._begin(self._deadline)
+
+    def _begin(self, deadline: float) -> None:
+        self.deadline = deadline
+        self._slice = deadline / SLICES
         self._slices, self._next = 0, time.monotonic() + self._slice
 
     def too_long(self) -> bool:
