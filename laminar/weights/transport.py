@@ -146,7 +146,7 @@ def choose(wanted: str = "") -> Choice:
         if wanted == "ucx":
             raise UserError(f"transport `{asked}`: {missing}: pip install 'laminar-flow[ucx]', or use tcp")
         return Choice("tcp", missing if not wanted else "asked for")
-    from laminar.weights.ucx import describe
+    from laminar.weights.ucx_library import describe
 
     try:
         ucx = describe()

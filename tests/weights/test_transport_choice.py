@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from laminar.errors import UserError
-from laminar.weights import transport, ucx
+from laminar.weights import transport, ucx_library
 from laminar.weights.transport import choose, installed
 from tests.live import laminar_flow
 
@@ -23,14 +23,16 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Makes this machine one with some libraries, and a UCX with some transports."""
 
     def make(*modules: str, transports: tuple[str, ...] = ("self", "tcp"), broken: str = "") -> None:
-        def describe() -> ucx.Description:
+        def describe() -> ucx_library.Description:
             if broken:
                 raise ImportError(broken)
-            return ucx.Description("1.21.0", transports, any(name.startswith(ucx.RDMA) for name in transports))
+            return ucx_library.Description(
+                "1.21.0", transports, any(name.startswith(ucx_library.RDMA) for name in transports)
+            )
 
         monkeypatch.delenv("LAMINAR_TRANSPORT", raising=False)
         monkeypatch.setattr(transport, "_found", lambda module: module in modules)
-        monkeypatch.setattr(ucx, "describe", describe)
+        monkeypatch.setattr(ucx_library, "describe", describe)
 
     return make
 
@@ -42,7 +44,7 @@ def test_where_wheels_of_ucxx_exist_the_tests_run_over_ucx_too() -> None:
 
 @pytest.mark.skipif("ucx" not in installed(), reason="ucxx is not installed")
 def test_the_ucx_of_the_wheel_has_tcp_and_shared_memory_and_no_rdma() -> None:
-    found = ucx.describe()
+    found = ucx_library.describe()
     assert {"tcp", "posix", "sysv"} <= set(found.transports)
     assert not found.rdma
 

@@ -107,14 +107,14 @@ def test_a_relay_on_loopback_listens_on_loopback_only_before_during_and_after_a_
 
 @pytest.mark.skipif("ucx" not in installed(), reason="ucxx is not installed")
 def test_a_stranger_at_the_ucx_listener_fills_nothing(tmp_path: Path) -> None:
-    from laminar.weights.ucx import _Bulk
+    from laminar.weights.ucx_bulk import Bulk
 
     content = os.urandom(SIZE)
     with connected("ucx") as (sender, receiver):
         receiving = Receiving(receiver, SIZE)
         frame = sender.read(10)
         assert frame.kind is Kind.ADDRESS
-        stranger = _Bulk(True)
+        stranger = Bulk(True)
         stranger.connect("127.0.0.1", frame.values()["port"], tag=1)
         stranger.post(memoryview(bytearray(CHUNK)), CHUNK)
         sender.read = lambda deadline: frame  # type: ignore[method-assign]

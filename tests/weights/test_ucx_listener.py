@@ -50,10 +50,10 @@ def transfer(path: Path) -> None:
 @pytest.fixture(scope="module")
 def handshake() -> bytes:
     """What UCX sends first over a new connection."""
-    from laminar.weights.ucx import _Bulk
+    from laminar.weights.ucx_bulk import Bulk
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        client = _Bulk(True)
+        client = Bulk(True)
         client.connect("127.0.0.1", server.getsockname()[1], tag=1)
         connection, _ = server.accept()
         with connection:
