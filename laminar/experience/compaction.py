@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
+import pyarrow as pa
+
 from laminar.experience.segment_files import SegmentFile
 from laminar.experience.segments import Segments
 
@@ -62,6 +64,8 @@ class Compactor:
                 segments.forget_covered(merged)
         except Exception as error:  # noqa: BLE001  (a thread's boundary: the files still hold every row)
             log.warning("%s: compaction failed and will be tried again: %s", segments.store.url, error)
+        finally:
+            pa.default_memory_pool().release_unused()  # else this thread keeps what it used until it runs again
 
 
 def _yield_to_others() -> None:

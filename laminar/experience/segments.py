@@ -229,7 +229,7 @@ class Segments:
     def _row_groups(self, file: SegmentFile) -> Iterator[pa.Table]:
         part = pq.ParquetFile(pa.BufferReader(self.store.read(self.path(file))))
         for number in range(part.num_row_groups):
-            yield part.read_row_group(number).cast(self.schema)
+            yield part.read_row_group(number, use_threads=False).cast(self.schema)
 
     def _listed(self) -> list[SegmentFile]:
         names = [

@@ -145,6 +145,7 @@ class MetricsWriter:
         self._next[kind] = number + 1
         del self._rows[kind]
         del self._oldest[kind]
+        pa.default_memory_pool().release_unused()  # each thread that flushes would keep 2 MB
 
 
 def read_metrics(run_url: str, kind: str) -> pa.Table:
