@@ -49,7 +49,7 @@ def runs_and_learns(folder: Path, transport: str, *options: str, deadline: float
 
 @pytest.mark.parametrize(
     "transport",
-    [  # over ucx it hung once in four times: open
+    [  # half a minute each: one of them is enough in CI
         pytest.param(name, marks=pytest.mark.slow) if name == "ucx" else name for name in installed()
     ],
 )
