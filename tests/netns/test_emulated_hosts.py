@@ -25,12 +25,13 @@ def test_a_chain_of_four_hosts_is_hardly_slower_than_one_hop_and_uses_the_link(t
         ) as (relays, members):
             for relay in relays:
                 relay.call("prepare", bytes_layout(SIZE))
-            took = {}
-            for version, hops in enumerate((1, 4, 1, 4)):  # connections are opened in the first two
+            took: dict[int, float] = {}
+            for version, hops in enumerate((1, 4) * 4):  # the best of each: others use the machine too
                 digest = relays[0].call("publish", version)
                 plan = chain_of(members[: hops + 1], version, SIZE, epoch=version, chunk=256 << 10)
                 began = relays[0].call("send", plan)
-                took[hops] = relays[hops].wait_for("promoted", where=lambda it, v=version: it.version == v).at - began
+                ended = relays[hops].wait_for("promoted", where=lambda it, v=version: it.version == v).at
+                took[hops] = min(ended - began, took.get(hops, ended - began))
                 assert relays[hops].call("proven", version) == digest
     assert took[4] < 1.5 * took[1], took
     assert SIZE / took[1] > 0.6 * MEGABITS * 1e6 / 8 * PAYLOAD_SHARE, took
