@@ -31,7 +31,7 @@ __all__ = ["Departure", "Departures"]
 
 logger = logging.getLogger(__name__)
 
-SLICE = 8
+SLICE = 4
 """Trajectories that go at once. Each stands still for as long as its slice takes; and what the scheduler has to place
 again in one go stays small."""
 PUSH_DEADLINE = 5.0
