@@ -35,7 +35,7 @@ def bench(
     if name not in BENCHES:
         close = nearest(name, BENCHES)
         hint = f"did you mean `{close}`? " if close else ""
-        raise UserError(f"there is no bench `{name}`; {hint}There are: {', '.join(sorted(BENCHES)) or 'none'}")
+        raise UserError(f"there is no bench `{name}`; {hint}there are: {', '.join(sorted(BENCHES))}")
     known = signature(BENCHES[name]).parameters
     if paper and "paper" not in known:
         raise UserError(f"bench `{name}` has no --paper: what it measures by default is all there is")
