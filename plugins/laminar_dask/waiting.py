@@ -1,8 +1,8 @@
 """Waiting with a deadline, and ending tasks for sure.
 
 Before Python 3.12 ``asyncio.wait_for`` forgets a cancellation that comes in the moment in which what it waits for is
-done: the task goes on as if nobody had ended it. We wait by ``within``; Dask's own calls still use the other, so that
-tasks are ended by ``end``, which asks again.
+done: the task goes on as if nobody had ended it. We wait by ``within``; a library's code below us may still use the
+other, so that tasks are ended by ``end``, which asks again.
 """
 
 from __future__ import annotations

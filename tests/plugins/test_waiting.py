@@ -38,7 +38,7 @@ def test_a_cancellation_that_comes_with_the_answer_is_not_forgotten() -> None:
 
 
 def test_a_task_that_forgot_its_cancellation_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dask's own calls wait so: up to Python 3.11 this is the fault that held up the end of a run for ever."""
+    """Up to Python 3.11 this is the fault that held up the end of a run for ever."""
     monkeypatch.setattr("laminar_dask.waiting.ASK_AGAIN", 0.05)
     _cancelled_as_the_answer_comes(forgetful=True)
 
