@@ -23,6 +23,9 @@ _COLUMN_BYTES = 350
 batch has a few short rows."""
 _JOINED_BYTES = 16 << 20
 """Up to this size the rows of a part are copied into one chunk; beyond it the copy would cost more than it saves."""
+_GIVE_BACK_BYTES = 4 << 20
+"""How much goes before Arrow is told to give its memory back to the system: it takes about a millisecond, and Arrow
+would keep up to the budget once more."""
 
 
 class Payloads:
@@ -44,6 +47,7 @@ class Payloads:
         self._files: list[SegmentFile] = []
         self._starts: list[int] = []  # of each file, the number of its first row
         self._kept: OrderedDict[SegmentFile, tuple[pa.Table, int]] = OrderedDict()
+        self._let_go = 0  # bytes since Arrow gave its memory back
         self.nbytes = 0
 
     def locate(self, file: SegmentFile, trajectory_ids: Sequence[str]) -> None:
@@ -61,6 +65,9 @@ class Payloads:
         self.nbytes += size
         while self.nbytes > self._memory_bytes:
             self._release(next(iter(self._kept)))
+        if self._let_go >= _GIVE_BACK_BYTES:
+            pa.default_memory_pool().release_unused()
+            self._let_go = 0
 
     def compacted(self, part: SegmentFile) -> None:
         """A part took the place of the files that it covers. It is kept if all of them were."""
@@ -111,4 +118,6 @@ class Payloads:
             begin = end
 
     def _release(self, file: SegmentFile) -> None:
-        self.nbytes -= self._kept.pop(file)[1]
+        size = self._kept.pop(file)[1]
+        self.nbytes -= size
+        self._let_go += size

@@ -257,3 +257,4 @@ def _write_rows(writer: Any, tables: list[pa.Table], nbytes: int) -> None:
     table = pa.concat_tables(tables)
     per_row = max(1, nbytes // max(1, table.num_rows))
     writer.write_table(table, row_group_size=max(1, 2 * _ROW_GROUP_BYTES // per_row))
+    pa.default_memory_pool().release_unused()  # else the encoder's pages of each row group stay beside the next one's
