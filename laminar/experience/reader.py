@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -44,7 +45,7 @@ class Experience:
         self._store = Store(f"{run_url.rstrip('/')}/experience")
 
     def query(self, sql: str) -> pa.Table:
-        """The answer of DuckDB to one ``select`` over the view ``experience``.
+        """The answer of DuckDB to one ``select`` over the view ``experience``; sums of integers are 64-bit integers.
 
         Raises
         ------
@@ -59,7 +60,7 @@ class Experience:
                     statements = connection.extract_statements(sql)
                     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                         raise UserError(f"experience is read only: give one select statement, not {_one_line(sql)!r}")
-                    return connection.sql(statements[0]).to_arrow_table()
+                    return _narrow(connection.sql(statements[0]).to_arrow_table())
             except (FileNotFoundError, duckdb.IOException):
                 continue  # compacted meanwhile: its rows are in another file
             except duckdb.Error as error:
@@ -107,6 +108,19 @@ class Experience:
         head = "".join(f"<th>{name}</th>" for name in newest.column_names)
         body = "".join(f"<tr>{''.join(line)}</tr>" for line in cells)
         return f"<p><b>experience</b> of {html.escape(self.url)}: {counts}</p><table><tr>{head}</tr>{body}</table>"
+
+
+def _narrow(table: pa.Table) -> pa.Table:
+    """DuckDB's 128-bit integers, which Arrow only has as decimals, as 64-bit ones where all of them fit.
+
+    >>> _narrow(pa.table({"n": pa.array([2560], pa.decimal128(38, 0))})).to_pylist()
+    [{'n': 2560}]
+    """
+    for place, field in enumerate(table.schema):
+        if field.type == pa.decimal128(38, 0):
+            with suppress(pa.ArrowInvalid):
+                table = table.set_column(place, field.name, table.column(place).cast(pa.int64()))
+    return table
 
 
 def _cell(value: Any) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from datetime import date
+from decimal import Decimal
 from pathlib import PurePath
 from typing import Any
 
@@ -15,12 +16,15 @@ __all__ = ["as_plain"]
 def as_plain(value: Any) -> Any:
     """A value made of dicts, lists, strings, finite numbers, booleans and None only.
 
-    NaN and the infinities, which JSON has not, become None; what has no plain form becomes its ``repr``.
+    A decimal number becomes an integer where it is one, else the nearest float. NaN and the infinities, which JSON
+    has not, become None; what has no plain form becomes its ``repr``.
 
     Example
     -------
     >>> as_plain({"lr": 1e-4, "path": PurePath("a/b"), "loss": float("nan"), 1: (2, {3})})
     {'lr': 0.0001, 'path': 'a/b', 'loss': None, '1': [2, [3]]}
+    >>> as_plain([Decimal("2560"), Decimal("0.25")])
+    [2560, 0.25]
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -36,6 +40,8 @@ def as_plain(value: Any) -> Any:
 def _object_as_plain(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
+    if isinstance(value, Decimal):
+        return int(value) if value.is_finite() and value == value.to_integral_value() else as_plain(float(value))
     if isinstance(value, date):
         return value.isoformat()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -31,7 +31,5 @@ def stop_wanted(events: Iterable[tuple[float, Mapping[str, Any]]]) -> bool:
     >>> stop_wanted([(1.0, BEGIN), (2.0, STOP)]), stop_wanted([(2.0, STOP), (3.0, BEGIN)]), stop_wanted([])
     (True, False, False)
     """
-    last = BEGIN["action"]
-    for _, event in events:
-        last = event["action"]
-    return bool(last == STOP["action"])
+    *_, (_, last) = [(0.0, BEGIN), *events]
+    return bool(last["action"] == STOP["action"])

@@ -43,6 +43,13 @@ def test_csv_has_one_line_a_row_with_lists_as_json(run: Path, capsys: pytest.Cap
     ]
 
 
+def test_json_has_numbers_where_the_answer_has(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """DuckDB sums integers with 128 bits, which Arrow has as decimals only."""
+    sql = "select sum(len(response_ids)) as tokens, cast(0.25 as decimal(4, 2)) as part from experience"
+    assert run_app(["query", str(run), sql, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["rows"] == [{"tokens": 9, "part": 0.25}]
+
+
 def test_parquet_has_the_answer_and_says_where(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "answer.parquet"
     assert run_app(["query", str(run), "select * from experience", "--parquet", str(file)]) == 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -39,49 +42,38 @@ def _serving(source: Source) -> Serving:
     return Serving(engine, source)
 
 
+def _second_waits_for_the_first(source: Source, seconds: float, on_load: Callable[[], None]) -> tuple[Version, Version]:
+    """The versions given to a trajectory and to one that needs the next version and waits behind it so long."""
+
+    async def scene() -> tuple[Version, Version]:
+        serving = _serving(source)
+        source.publish(1)
+        never = asyncio.Event()
+        try:
+            first = await serving.enter(Want(), never, never)
+            source.publish(2)
+            second = asyncio.create_task(serving.enter(Want(exactly=2), never, never))
+            await asyncio.sleep(seconds)
+            assert not second.done()
+            load = serving.engine.load
+            with patch.object(serving.engine, "load", lambda *given: (on_load(), load(*given))):
+                serving.leave()
+                return first, await asyncio.wait_for(second, 10)
+        finally:
+            await serving.close()
+
+    return asyncio.run(scene())
+
+
 def test_waiting_behind_what_runs_is_no_fault_however_long_it_takes(source: Source) -> None:
     """A trajectory of hours holds back one that needs another version, and that one must not end the run."""
-
-    async def scene() -> tuple[Version, Version]:
-        serving = _serving(source)
-        source.publish(1)
-        never = asyncio.Event()
-        try:
-            first = await serving.enter(Want(), never, never)
-            source.publish(2)
-            second = asyncio.create_task(serving.enter(Want(exactly=2), never, never))
-            await asyncio.sleep(3 * module.WEIGHTS_DEADLINE)
-            assert not second.done()
-            serving.leave()
-            return first, await asyncio.wait_for(second, 10)
-        finally:
-            await serving.close()
-
-    assert asyncio.run(scene()) == (1, 2)
+    assert _second_waits_for_the_first(source, 3 * module.WEIGHTS_DEADLINE, lambda: None) == (1, 2)
 
 
-def test_a_load_that_takes_longer_than_the_deadline_is_no_fault(
-    source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scene() -> tuple[Version, Version]:
-        serving = _serving(source)
-        source.publish(1)
-        never = asyncio.Event()
-        try:
-            first = await serving.enter(Want(), never, never)
-            source.publish(2)
-            second = asyncio.create_task(serving.enter(Want(exactly=2), never, never))
-            await asyncio.sleep(0.9 * module.WEIGHTS_DEADLINE)
-            load = serving.engine.load
-            monkeypatch.setattr(
-                serving.engine, "load", lambda *given: (time.sleep(3 * module.WEIGHTS_DEADLINE), load(*given))
-            )
-            serving.leave()
-            return first, await asyncio.wait_for(second, 10)
-        finally:
-            await serving.close()
-
-    assert asyncio.run(scene()) == (1, 2)
+def test_a_load_that_takes_longer_than_the_deadline_is_no_fault(source: Source) -> None:
+    seconds = 0.9 * module.WEIGHTS_DEADLINE
+    slow = partial(time.sleep, 3 * module.WEIGHTS_DEADLINE)
+    assert _second_waits_for_the_first(source, seconds, slow) == (1, 2)
 
 
 def test_weights_that_never_come_end_it_with_what_was_waited_for(source: Source) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -52,7 +53,36 @@ def test_within_ends_in_time_and_gives_the_result() -> None:
         asyncio.run(within(0.01, asyncio.sleep(30)))
 
 
-def test_what_never_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_is_ending_others_is_left_to_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what it ends would go on beside whatever comes after it."""
+    monkeypatch.setattr("laminar_dask.waiting.ASK_AGAIN", 0.1)
+
+    async def slow_to_end() -> None:
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+
+    async def parent(child: asyncio.Task[None]) -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await end([child])
+
+    async def scene() -> None:
+        child = asyncio.create_task(slow_to_end())
+        mine = asyncio.create_task(parent(child))
+        await asyncio.sleep(0.01)
+        await end([mine])
+        assert child.done()
+        assert mine.cancelled()
+
+    asyncio.run(scene())
+
+
+def test_what_never_ends_is_named_and_hides_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("laminar_dask.waiting.ASK_AGAIN", 0.01)
     monkeypatch.setattr("laminar_dask.waiting.END_DEADLINE", 0.05)
 
@@ -69,9 +99,12 @@ def test_what_never_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         task = asyncio.create_task(stubborn(), name="stubborn")
         await asyncio.sleep(0)
         try:
-            with pytest.raises(TimeoutError, match="stubborn"):
-                await end([task])
+            raise ValueError("the run's own")
         finally:
+            await end([task])
+            assert not task.done()
             await task
 
-    asyncio.run(scene())
+    with pytest.raises(ValueError, match="the run's own"):
+        asyncio.run(scene())
+    assert "stubborn" in caplog.text
