@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from laminar.cli.live import Run, Store
 from laminar.errors import UserError
 
 __all__ = ["register", "tail"]
@@ -27,10 +28,8 @@ def register(app: typer.Typer) -> None:
 
 
 def tail(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's id or the beginning of it, its folder, or `latest`.")
-    ] = "latest",
-    store: Annotated[str, typer.Option("--store", metavar="URL", help="Run store.")] = "runs",
+    run: Run = "latest",
+    store: Store = "runs",
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Trajectories to begin with.")] = 5,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on while the run does.")] = True,
     width: Annotated[int, typer.Option("--width", min=20, help="Most characters of each text.")] = 200,

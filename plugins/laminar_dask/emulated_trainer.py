@@ -6,17 +6,16 @@ import asyncio
 import time
 from typing import Any
 
-from distributed import Worker, get_worker
+from distributed import get_worker
 
 from laminar.rollout.emulation import EMULATED, EmulatedVersions, Emulation
 from laminar.trainer.config import TrainerSettings
 from laminar.weights.segment import segment_root
-from laminar_dask.roles import peer
+from laminar_dask.data_worker import DataWorker
 
 __all__ = ["EmulatedTrainer"]
 
 LESSEE = "trainer"
-DATA_DEADLINE = 120.0
 
 
 class EmulatedTrainer:
@@ -35,11 +34,11 @@ class EmulatedTrainer:
         """Publish the first version; a restarted one goes on with the next after the newest."""
         async with self._busy:
             if self.version < 0:
-                self._worker: Worker = get_worker()
+                self._data = DataWorker(get_worker())
                 self._versions = EmulatedVersions(segment_root(self.settings.run))
                 self.step = self._versions.step()
-                await self._ask("laminar_release", lessee=LESSEE)
-                await self._ask("laminar_rewind", step=self.step)
+                await self._data.ask("laminar_release", lessee=LESSEE)
+                await self._data.ask("laminar_rewind", step=self.step)
                 newest = self._versions.newest()
                 self._publish(0 if newest is None else newest + 1)
                 self._idle_since = time.monotonic()
@@ -50,7 +49,7 @@ class EmulatedTrainer:
         async with self._busy:
             self.state = "waiting"
             ceiling = self.settings.staleness_ceiling
-            lease = await self._ask(
+            lease = await self._data.ask(
                 "laminar_lease",
                 groups=groups,
                 version=self.version,
@@ -68,7 +67,7 @@ class EmulatedTrainer:
             rewards = [reward for reward in rows["reward"] if reward is not None]
             before, self.step = self.version, self.step + 1
             self._publish(before + 1)
-            await self._ask(
+            await self._data.ask(
                 "laminar_commit", lease=lease["lease"], step=self.step, version=before, groups=lease["groups"]
             )
             wait, self._idle_since = began - self._idle_since, time.monotonic()
@@ -99,7 +98,3 @@ class EmulatedTrainer:
     def _publish(self, version: int) -> None:
         self._versions.publish(version, step=self.step)
         self.version = version
-
-    async def _ask(self, call: str, **arguments: Any) -> Any:
-        data = await peer(self._worker, "data", deadline=DATA_DEADLINE)
-        return await getattr(self._worker.rpc(data), call)(**arguments)

@@ -114,9 +114,10 @@ class ReplicaPlugin(WorkerPlugin):
         worker.handlers["laminar_replica_status"] = self.status
 
     async def teardown(self, worker: Worker) -> None:
-        """Stop the engine's thread."""
+        """Stop the engine's thread, and say no more of a replica that is none."""
         if not self.active:
             return
+        worker.metrics.pop("laminar_replica", None)
         self.stream.cancel()
         self.ready.cancel()
         if self.serving is not None:

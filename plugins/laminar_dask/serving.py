@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 from laminar.errors import LaminarError, RunFailed
 from laminar.rollout.engine import Engine, Generated, Generation
@@ -92,11 +93,12 @@ class Serving:
         if self.pump is None or self.pump.done():
             self.pump = asyncio.create_task(self._pump())
         gone, leaving = asyncio.ensure_future(cancelled.wait()), asyncio.ensure_future(moving.wait())
+        began = time.monotonic()
         try:
-            waiting = {ticket.admitted, gone, leaving}
-            done, _ = await asyncio.wait(waiting, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
-            while not done and self._may_wait():
-                done, _ = await asyncio.wait(waiting, timeout=WEIGHTS_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
+            done: set[asyncio.Future[Any]] = set()
+            while not done and (left := self._patience(began)) > 0:
+                waiting = {ticket.admitted, gone, leaving}
+                done, _ = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if ticket.admitted.done():
                 return ticket.admitted.result()
             if moving.is_set():
@@ -114,10 +116,12 @@ class Serving:
                 ticket.admitted.cancel()
                 self.queue.remove(ticket)
 
-    def _may_wait(self) -> bool:
-        """Whether a wait has its reason: trajectories that run (each has its deadline), a load, or what just ended."""
-        recent = time.monotonic() - self._progress < WEIGHTS_DEADLINE
-        return self.inside > 0 or self.state == "loading" or recent
+    def _patience(self, began: float) -> float:
+        """Seconds that a wait may go on: one has its reason in trajectories that run (each has its deadline), in a
+        load, and else in what last went on."""
+        if self.inside > 0 or self.state == "loading":
+            return WEIGHTS_DEADLINE
+        return max(began, self._progress) + WEIGHTS_DEADLINE - time.monotonic()
 
     def join(self, version: Version) -> bool:
         """Let one in at once that ``version`` has begun; False if another one is served or being loaded. It
