@@ -88,6 +88,7 @@ class _Watch:
 
     def __init__(self, relay: socket.socket, parent: int) -> None:
         self._relay = relay
+        self._relay.setblocking(False)  # ``recv_fds`` does not pass its flags on
         self._held: dict[int, socket.socket] = {}
         self._poller = select.poll()
         self._poller.register(relay, select.POLLIN)
@@ -115,7 +116,7 @@ class _Watch:
                     self._died()
 
     def _take(self) -> bytes:
-        word, descriptors, *_ = socket.recv_fds(self._relay, 1, 1, socket.MSG_DONTWAIT)
+        word, descriptors, *_ = socket.recv_fds(self._relay, 1, 1)
         for descriptor in descriptors:
             self._held[descriptor] = socket.socket(fileno=descriptor)
             self._poller.register(descriptor, select.POLLRDHUP | select.POLLHUP)

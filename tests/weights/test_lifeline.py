@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -63,6 +66,16 @@ def test_a_connection_is_broken_when_its_process_is_killed_although_a_copy_is_op
         other.recv(1)
 
 
+def test_a_connection_is_broken_while_the_kernel_still_unmaps_the_dying_process(relay) -> None:
+    """Its own sockets are open meanwhile, that to its lifeline too: nothing may be read from it that waits."""
+    process, held, _ = relay
+    [child] = _children(process.pid)
+    _await_handler(child, signal.SIGTERM)
+    os.kill(child, signal.SIGTERM)  # as the kernel does when the first thread has ended
+    assert held.recv(1) == b""
+    assert process.poll() is None
+
+
 def test_nothing_is_broken_when_a_process_lets_its_lifeline_go_and_is_killed_later(relay) -> None:
     process, held, _ = relay
     children = _children(process.pid)
@@ -96,3 +109,11 @@ def test_a_lifeline_that_was_cut_hurts_nobody() -> None:
 
 def _children(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children()]
+
+
+def _await_handler(pid: int, number: signal.Signals) -> None:
+    """Until a process that just starts has a handler for a signal."""
+    until = time.monotonic() + DEADLINE
+    while not int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1], 16) >> (number - 1) & 1:
+        assert time.monotonic() < until, f"process {pid} handles no {number.name}"
+        time.sleep(0.01)
