@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from laminar.bench import say
-from laminar.bench.hosts import PAYLOAD_SHARE, emulated_hosts
+from laminar.bench.hosts import PAYLOAD_SHARE, emulated_hosts, loopback
 from laminar.bench.relay_memory import copy_rate, fits
 from laminar.bench.relays import RelayProcess, bytes_layout, chain_of, relay_processes
 from laminar.weights.chain import Member
@@ -33,7 +33,7 @@ def measure_chain(transport: str, nbytes: int, repeats: int) -> dict[str, Any]:
     cpu: dict[str, float] = {}
     size = fits(nbytes, SLOTS * (HOPS[-1] + 1))
     versions = itertools.count(1)
-    with relay_processes(HOPS[-1] + 1, transport) as (relays, members):
+    with loopback() as lo, relay_processes(HOPS[-1] + 1, transport, namespace=lo) as (relays, members):
         prepare(relays, bytes_layout(size))
         for hops in HOPS:
             say(f"    {hops} hops of {size >> 20} MiB")

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from laminar.bench import say
+from laminar.bench.hosts import loopback
 from laminar.bench.relay_chains import prepare, served
 from laminar.bench.relays import bytes_layout, relay_processes
 from laminar.weights.chain import Plan
@@ -38,7 +39,10 @@ def measure_repair(transport: str, kills: int) -> dict[str, Any]:
 
 def _one_kill(transport: str, victim: int) -> float | None:
     """Seconds from the kill to the first new bytes at the successor; None if that one had everything already."""
-    with relay_processes(RELAYS, transport, progress_deadline=10.0) as (relays, members):
+    with (
+        loopback() as lo,
+        relay_processes(RELAYS, transport, namespace=lo, progress_deadline=10.0) as (relays, members),
+    ):
         prepare(relays, bytes_layout(SIZE))
         digest = relays[0].call("publish", 1)
         relays[0].call("send", Plan(1, 1, tuple(members), CHUNK, 0, SIZE))

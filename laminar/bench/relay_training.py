@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
+from laminar.bench.hosts import loopback
 from laminar.bench.models import BASE
 from laminar.bench.relay_chains import prepare, served
 from laminar.bench.relays import bytes_layout, chain_of, relay_processes
@@ -59,7 +60,10 @@ def measure_training(transport: str) -> dict[str, Any]:
 def _steps_under_transfers(learner: Connection, transport: str) -> list[Step]:
     """Steps that began and ended while versions were on their way and relays died, one in each of the first two."""
     transfers: list[Step] = []
-    with relay_processes(RELAYS, transport, progress_deadline=10.0) as (relays, members):
+    with (
+        loopback() as lo,
+        relay_processes(RELAYS, transport, namespace=lo, progress_deadline=10.0) as (relays, members),
+    ):
         prepare(relays, bytes_layout(SIZE))
         learner.send("until told")
         for version in range(1, VERSIONS + 1):

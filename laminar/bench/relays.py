@@ -100,6 +100,7 @@ def relay_processes(
     *,
     hosts: Sequence[str] = (),
     namespaces: Sequence[str] = (),
+    namespace: str | None = None,
     progress_deadline: float = PROGRESS_DEADLINE,
 ) -> Iterator[tuple[list[RelayProcess], list[Member]]]:
     """Start relays, one of them more than there are hops, and end them and remove their memory whatever happens.
@@ -108,14 +109,16 @@ def relay_processes(
     ----------
     hosts, namespaces
         For each relay the address to listen on and the network namespace to be in; none: all on loopback.
+    namespace
+        The one of all; None: the caller's.
     """
     relays: list[RelayProcess] = []
     with scratch("bench-relays") as base:
         try:
             for index in range(count):
                 host = hosts[index] if hosts else "127.0.0.1"
-                namespace = namespaces[index] if namespaces else None
-                setting = Setting(base / f"laminar-host{index}", transport, host, namespace, progress_deadline)
+                space = namespaces[index] if namespaces else namespace
+                setting = Setting(base / f"laminar-host{index}", transport, host, space, progress_deadline)
                 relays.append(RelayProcess(index, setting))
             yield relays, [relay.started() for relay in relays]
         finally:
