@@ -18,6 +18,7 @@ from laminar.weights.scratch import scratch
 __all__ = ["RelayProcess", "bytes_layout", "chain_of", "relay_processes"]
 
 START_DEADLINE = 60.0
+END_DEADLINE = 10.0
 
 
 def bytes_layout(nbytes: int) -> Layout:
@@ -63,7 +64,7 @@ class RelayProcess:
             if left < 0 or not self._pipe.poll(left):
                 said = [(it.what, it.version, it.why) for it in self.reports]
                 raise TimeoutError(f"{self.name} did not report `{what}` in {deadline:g} s; it said {said}")
-            kind, value = self._pipe.recv()
+            kind, value = self._received()
             assert kind == "report", f"{self.name} answered {value!r} to nobody"
             self.reports.append(value)
 
@@ -77,7 +78,7 @@ class RelayProcess:
     def end(self) -> None:
         """Kill it and wait until it is gone."""
         self.process.kill()
-        self.process.join(10)
+        self.process.join(END_DEADLINE)
         self._pipe.close()
 
     def _answer(self, deadline: float) -> Any:
@@ -85,12 +86,20 @@ class RelayProcess:
         while True:
             if not self._pipe.poll(max(0.0, until - time.monotonic())):
                 raise TimeoutError(f"{self.name} did not answer in {deadline:g} s")
-            kind, value = self._pipe.recv()
+            kind, value = self._received()
             if kind == "error":
                 raise RuntimeError(f"{self.name}: {value}")
             if kind == "answer":
                 return value
             self.reports.append(value)
+
+    def _received(self) -> tuple[str, Any]:
+        try:
+            kind, value = self._pipe.recv()
+        except EOFError:
+            self.process.join(END_DEADLINE)
+            raise RuntimeError(f"{self.name} died (exit code {self.process.exitcode})") from None
+        return kind, value
 
 
 @contextmanager

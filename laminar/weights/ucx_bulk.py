@@ -8,8 +8,14 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from laminar.weights.ucx_library import acceptor, context, library
-from laminar.weights.ucx_listener import Loan
+from laminar.weights.ucx_library import (
+    borrow_acceptor,
+    borrow_context,
+    give_back_acceptor,
+    give_back_context,
+    library,
+)
+from laminar.weights.ucx_listener import Acceptor
 
 __all__ = ["Bulk"]
 
@@ -23,7 +29,7 @@ class Bulk:
     """A UCX worker with one endpoint: the sender's, to ``peer``, or the one that a receiver gets.
 
     (Endpoints made from a worker's address would save the listener, but with error handling they have no
-    rendezvous, and every byte is copied twice.) The listener goes back with the first message. Whoever else connects
+    rendezvous, and every byte is copied twice.) The listener is shut with the first message. Whoever else connects
     before does not know the tag, which is told on the connection beside this one.
 
     Parameters
@@ -34,17 +40,21 @@ class Bulk:
 
     def __init__(self, loopback: bool, *, listen: tuple[str, str] | None = None) -> None:
         self._core, self._array = library()
-        self._worker = self._core.UCXWorker(context(loopback))
+        self._loopback = loopback
+        self._listen = listen
+        self._acceptor: Acceptor | None = None if listen is None else borrow_acceptor(loopback, listen[0])
+        self._context = borrow_context(loopback) if self._acceptor is None else self._acceptor.context
+        self._worker = self._core.UCXWorker(self._context)
         self._worker.init_blocking_progress_mode()
         self._requests: deque[tuple[int, Any]] = deque()
         self.descriptor = int(self._worker.epoll_file_descriptor)
         self.closed = False
         self._busy = 0
         self._endpoint: Any = None
-        self._loan: Loan | None = None
-        if listen is not None:
-            here, there = listen
-            self._loan = acceptor(loopback, here).lend(self._worker.handle, there)
+        self._waiting = False
+        if self._acceptor is not None and listen is not None:
+            self._acceptor.open(self._worker.handle, listen[1])
+            self._waiting = True
         self.tag = secrets.randbits(64)
 
     def connect(self, host: str, port: int, tag: int) -> None:
@@ -56,8 +66,8 @@ class Bulk:
     @property
     def port(self) -> int:
         """Where a sender reaches this worker."""
-        assert self._loan is not None
-        return self._loan.port
+        assert self._acceptor is not None
+        return self._acceptor.port
 
     @property
     def in_flight(self) -> int:
@@ -75,13 +85,14 @@ class Bulk:
         while self._requests and self._requests[0][1].completed:
             offset, request = self._requests.popleft()
             request.check_error()
-            if self._loan is not None:
-                self._loan.give_back()
+            if self._waiting and self._acceptor is not None:
+                self._acceptor.shut()
+                self._waiting = False
             yield offset
 
     def progress(self, poller: select.poll) -> dict[int, int]:
         """Let UCX work; if it has nothing to do, wait a moment for any descriptor of the poller."""
-        worked = self._loan is not None and self._loan.progress()
+        worked = self._waiting and self._acceptor is not None and self._acceptor.progress()
         while self._worker.progress_once():
             worked = True
         self._busy = self._busy + 1 if worked else 0
@@ -97,11 +108,19 @@ class Bulk:
             self._worker.cancel_inflight_requests()
             self._worker.progress()
             self._requests.clear()
-        if self._loan is not None:
-            self._loan.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
             self._worker.progress()
-            self._loan = None
         self._endpoint = self._worker = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Others may use the context, now that no worker of ours is left."""
+        if self._acceptor is not None and self._listen is not None:
+            give_back_acceptor(self._loopback, self._listen[0], self._acceptor)
+        elif self._context is not None:
+            give_back_context(self._loopback, self._context)
+        self._acceptor = self._context = None
 
     def _on_close(self) -> None:
         self.closed = True

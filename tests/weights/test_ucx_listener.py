@@ -156,6 +156,27 @@ def test_a_receiver_whose_sender_never_comes_gives_its_listener_back(tmp_path: P
     assert len(ports) == 1
 
 
+def test_connections_in_use_at_the_same_time_share_no_context_and_later_ones_take_what_is_free() -> None:
+    """UCX locks none of a context's caches: two threads that shared one freed a region twice, and the relay died."""
+    from laminar.weights.ucx_bulk import Bulk
+
+    def ends() -> list[Bulk]:
+        return [Bulk(True), Bulk(True), *(Bulk(True, listen=("127.0.0.1", "127.0.0.1")) for _ in range(2))]
+
+    def contexts(bulks: list[Bulk]) -> set[int]:
+        return {bulk._context.handle for bulk in bulks}
+
+    first = ends()
+    used = contexts(first)
+    assert len(used) == 4
+    for bulk in first:
+        bulk.cancel()
+    second = ends()
+    assert contexts(second) == used
+    for bulk in second:
+        bulk.cancel()
+
+
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_many_connections_one_after_the_other_leave_no_descriptors(count: int, tmp_path: Path) -> None:
     transfer(tmp_path)
