@@ -8,6 +8,7 @@ nor shows it twice.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,8 @@ _ROW_GROUP_BYTES = 16 << 20
 _FAN = 8
 """How many parts of about one size are merged into one."""
 _PART_BYTES = 256 << 20
+_KEPT_SECONDS = 10.0
+"""How long a file stays that no longer counts: who listed it before may be about to read it."""
 _LISTINGS = 5
 """How often a listing that lacks files is taken again; then they are really gone."""
 
@@ -41,6 +44,8 @@ class Segments:
         Where they are.
     schema
         Of every file.
+    clock
+        Seconds, monotonic: files that no longer count are kept for a while.
 
     Attributes
     ----------
@@ -48,7 +53,10 @@ class Segments:
         What was found wrong and repaired, one line each.
     """
 
-    def __init__(self, store: Store, folder: str, schema: pa.Schema) -> None:
+    def __init__(
+        self, store: Store, folder: str, schema: pa.Schema, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self.store, self.folder, self.schema = store, folder, schema
         self.notes: list[str] = []
         self._epoch = ""
@@ -57,6 +65,8 @@ class Segments:
         self._failed = 0
         self._loose: list[SegmentFile] = []
         self._parts: list[tuple[SegmentFile, int]] = []
+        self._passed: list[tuple[SegmentFile, float]] = []
+        """Files that no longer count, and when they may be deleted."""
         self._scalars = [field.name for field in schema if not pa.types.is_nested(field.type)]
 
     def files(self) -> list[SegmentFile]:
@@ -174,14 +184,14 @@ class Segments:
         return self._write_part(files, (self.read(file) for file in files))
 
     def forget(self, count: int) -> None:
-        """Delete the oldest ``count`` segments, once a part covers them and nobody reads them any more."""
+        """Let go of the oldest ``count`` segments, once a part covers them and their writer reads them no more."""
         self._check()
         files = self._loose[:count]
         del self._loose[:count]
-        self.store.delete(self.path(file) for file in files)
+        self._pass_over(files)
 
     def merge(self) -> SegmentFile | None:
-        """Write the newest parts as one, if so many are of about one size; then ``forget_covered``."""
+        """Write the newest parts as one, if so many are of about one size; then ``forget_covered``. None if not."""
         count = merge_due([size for _, size in self._parts], fan=_FAN, cap=_PART_BYTES)
         if not count:
             return None
@@ -189,12 +199,25 @@ class Segments:
         return self._write_part(files, (table for file in files for table in self._row_groups(file)))
 
     def forget_covered(self, part: SegmentFile) -> None:
-        """Delete the parts whose rows are in this one."""
+        """Let go of the parts whose rows are in this one."""
         self._check()
         inside = [file for file, _ in self._parts if part.first <= file.first and file.last <= part.last]
         gone = [file for file in inside if file != part]
         self._parts = [(file, size) for file, size in self._parts if file not in gone]
-        self.store.delete(self.path(file) for file in gone)
+        self._pass_over(gone)
+
+    def close(self) -> None:
+        """Delete what no longer counts, however recent."""
+        self.store.delete(self.path(file) for file, _ in self._passed)
+        self._passed.clear()
+
+    def _pass_over(self, files: Sequence[SegmentFile]) -> None:
+        """These files no longer count; delete those of which that has been so for long enough."""
+        now = self._clock()
+        self._passed += [(file, now + _KEPT_SECONDS) for file in files]
+        due = [file for file, until in self._passed if until <= now]
+        self.store.delete(self.path(file) for file in due)
+        del self._passed[: len(due)]
 
     def _write_part(self, files: Sequence[SegmentFile], tables: Iterator[pa.Table]) -> SegmentFile:
         """Write tables one after another, in row groups of a bounded size."""

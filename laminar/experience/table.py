@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from laminar.experience.samplers import Rules, choose
 from laminar.experience.schema import SCHEMA
 from laminar.experience.segment_files import SegmentFile
 from laminar.experience.segments import Segments
-from laminar.experience.store import Store
+from laminar.experience.store import Store, StoreError
 
 __all__ = ["ExperienceTable", "Lease"]
 
@@ -284,8 +285,11 @@ class ExperienceTable:
             return self._index.settled()
 
     def close(self) -> None:
-        """Let a compaction end. Nothing else is pending: every method leaves its work on disk."""
+        """Let a compaction end, and delete what no longer counts. Every method has left its work on disk."""
         self._compactor.close()
+        for segments in (self._rows, self._log.segments):
+            with suppress(StoreError):  # the next owner deletes it
+                segments.close()
 
     def _new_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Row]]:
         rows = _facts(batch)

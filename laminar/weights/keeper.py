@@ -76,6 +76,9 @@ class Keeper:
         self._nbytes = 0
         self._suspects: dict[str, int] = {}
         self._given_up: dict[str, int] = {}
+        self._reached: set[str] = set()
+        """Whom the last chain went to. They say themselves that they have the version, and may do so after its root
+        has said that all is done."""
         self._handed_over: dict[int, dict[int, Root]] = {}
 
     @property
@@ -97,6 +100,7 @@ class Keeper:
         for names in self.holders.values():
             names.discard(member.name)  # what it holds is what it says now
         self._given_up.pop(member.name, None)
+        self._reached.discard(member.name)
         self._nbytes = self._nbytes or nbytes
         if version is not None:
             self._holds(member.name, version)
@@ -148,13 +152,27 @@ class Keeper:
         self.waiting = (version, tuple(roots[part] for part in sorted(roots)))
         return self._next()
 
-    def report(self, name: str, what: str, *, version: int, epoch: int) -> list[Order]:
-        """What a relay says of a chain (``forward.Report``)."""
+    def report(self, name: str, what: str, *, version: int, epoch: int, member: str = "") -> list[Order]:
+        """What a relay says of a chain (``forward.Report``), of ``member`` where it is about another one.
+
+        Example
+        -------
+        >>> keeper = Keeper()
+        >>> for name in "abc":
+        ...     _ = keeper.join(Member(name, name, ""), None)
+        >>> _ = keeper.published("a", 1, nbytes=1 << 30)
+        >>> keeper.report("a", "done", version=1, epoch=1)  # b and c will say that they have it
+        []
+        >>> [order] = keeper.report("b", "lost", version=1, epoch=1, member="c")  # c will not
+        >>> [member.name for member in order.plan.members]
+        ['a', 'c']
+        """
         rooted = [plan for plan in self.flights.values() if plan.epoch == epoch and plan.members[0].name == name]
         if what == "promoted":
             self._holds(name, version)
         elif what == "lost":
             self.repairs += 1
+            self._reached.discard(member)
         elif what == "starving":
             return self._starving(name, version)
         if what in ("done", "failed", "skipped"):
@@ -178,8 +196,10 @@ class Keeper:
             # Nobody can complete it. Who comes back with it serves the others; of a version in parts the rest is
             # worth nothing without this one.
             self.flights = {}
+            self._reached.clear()
             return self._next()
         self.flights[part] = after
+        self._reached &= {member.name for member in after.members}
         root = after.members[0]
         return [Send(root.name, after)] if root.name in self.members else [StandInSend(root.host, after)]
 
@@ -187,6 +207,7 @@ class Keeper:
         """Nothing has moved for long: ask everybody what they hold, and plan anew; try again whom nobody reached."""
         self.side.clear()
         self._given_up.clear()
+        self._reached.clear()
         return [self._survey(plan) for plan in self.flights.values()] if self.flights else self._next()
 
     # -- what to do ---------------------------------------------------------------------------------------
@@ -201,6 +222,7 @@ class Keeper:
                 for root in roots:
                     self._epoch += 1
                     self.flights[root.part] = plan_chain(version, self._epoch, self.members.values(), root)
+                self._reached = set(self.members)
                 return [Send(plan.members[0].name, plan) for plan in self.flights.values()]
         return self._mend()
 
@@ -214,7 +236,7 @@ class Keeper:
         for member in self.members.values():
             if member.name in self.holders[newest] or member.name in self.side:
                 continue
-            if self._given_up.get(member.name) == newest:
+            if member.name in self._reached or self._given_up.get(member.name) == newest:
                 continue
             serving: dict[str, int] = {}
             for plan in self.side.values():

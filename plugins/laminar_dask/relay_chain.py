@@ -131,7 +131,7 @@ class ChainPlugin(SchedulerPlugin):
                 "laminar",
                 {"action": f"relay-{what}", "relay": worker, "version": version, "member": member, "why": why},
             )
-        self._follow(self.keeper.report(worker, what, version=version, epoch=epoch))
+        self._follow(self.keeper.report(worker, what, version=version, epoch=epoch, member=member))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A relay's process has gone."""

@@ -47,6 +47,32 @@ def test_rows_are_found_again_in_order_across_compactions(url: str) -> None:
     assert again.append(batch(6)).first == 7
 
 
+def test_who_listed_the_files_before_a_compaction_can_read_them_after_it(url: str) -> None:
+    seconds = 0.0
+    opened(url)
+    segments = Segments(Store(url), "rows", SCHEMA, clock=lambda: seconds)
+    for n in range(16):
+        segments.append(batch(n))
+    listed = segments.files()
+    for _ in range(8):
+        segments.compact(2)
+        segments.forget(2)
+    parts = segments.files()
+    merged = segments.merge()
+    assert merged is not None
+    segments.forget_covered(merged)
+    for files in (listed, parts, segments.files()):
+        assert [n for file in files for n in segments.read(file)["n"].to_pylist()] == list(range(16))
+    seconds = 11.0  # only then are they deleted, with the next to go
+    segments.append(batch(16))
+    segments.compact(1)
+    segments.forget(1)
+    assert segments.store.names("rows/parts") == [file.name.rpartition("/")[2] for file in segments.files()]
+    assert len(segments.store.names("rows/segments")) == 1
+    segments.close()
+    assert segments.store.names("rows/segments") == []
+
+
 def test_a_crash_between_compacting_and_deleting_shows_no_row_twice(url: str) -> None:
     segments, _ = opened(url)
     for n in range(4):

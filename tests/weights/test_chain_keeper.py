@@ -67,7 +67,7 @@ class World:
             return
         for member in plan.members[1:]:
             if member.name not in self.alive:
-                self.orders += self.keeper.report(root, "lost", version=version, epoch=plan.epoch)
+                self.orders += self.keeper.report(root, "lost", version=version, epoch=plan.epoch, member=member.name)
             elif version >= max(self.has[member.name], default=-1):
                 self.has[member.name].add(version)
                 self.orders += self.keeper.report(member.name, "promoted", version=version, epoch=plan.epoch)
