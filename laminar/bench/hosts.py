@@ -84,20 +84,27 @@ def emulated_hosts(count: int, megabits: int) -> Iterator[EmulatedHosts]:
 
 
 @contextmanager
-def loopback() -> Iterator[str | None]:
-    """A namespace for relays that stand for hosts on one machine's loopback; None: this one will do, or must.
+def loopback(no_hosts: str | None) -> Iterator[tuple[str | None, str]]:
+    """Where relays that stand for hosts on one machine's loopback shall be: a namespace, or None for the caller's; and
+    one line for people.
 
     A system whose default is BBR paces every socket of UCX, which cannot be told otherwise. Loopback is no link.
+
+    Parameters
+    ----------
+    no_hosts
+        What ``why_not`` says.
     """
-    if PACED.read_text().strip() != "bbr" or why_not() is not None:
-        yield None
+    default = PACED.read_text().strip()
+    if default != "bbr" or no_hosts is not None:
+        yield None, f"the machine's own, under {default}"
         return
     name = f"lm{uuid.uuid4().hex[:6]}l"
     try:
         _run("ip", "netns", "add", name)
         _run("ip", "-n", name, "link", "set", "lo", "up")
         _run("ip", "netns", "exec", name, "sh", "-c", f"echo cubic > {PACED}")
-        yield name
+        yield name, f"of a network namespace, under cubic: the machine's own is under {default}, which paces"
     finally:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=DEADLINE, check=False)
 

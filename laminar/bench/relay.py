@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from laminar.bench import say
-from laminar.bench.hosts import why_not
+from laminar.bench.hosts import loopback, why_not
 from laminar.bench.relay_chains import measure_chain, measure_links
 from laminar.bench.relay_changes import adamw_versions, measure_changes
 from laminar.bench.relay_deaths import measure_repair
@@ -30,11 +30,13 @@ SMALLER_IS_WORSE = ("star_over_chain", "link_ratio", "chain_rate_over_copy", "co
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: bytes of a version, runs of which the median counts, relays killed by each transport."""
+    """How much is measured: bytes of a version, runs of which the median counts, relays killed by each transport; and
+    in which network namespace the relays of one machine are (None: the caller's)."""
 
     nbytes: int
     repeats: int
     kills: int
+    namespace: str | None
 
 
 def _publish(sizes: Sizes) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def _publish(sizes: Sizes) -> dict[str, Any]:
 
 
 def _chain(sizes: Sizes) -> dict[str, Any]:
-    return _each(lambda name: measure_chain(name, sizes.nbytes, sizes.repeats), PARTS["chain"].fields)
+    return _each(lambda name: measure_chain(name, sizes.nbytes, sizes.repeats, sizes.namespace), PARTS["chain"].fields)
 
 
 def _links(sizes: Sizes) -> dict[str, Any]:
@@ -56,11 +58,11 @@ def _changes(sizes: Sizes) -> dict[str, Any]:
 
 
 def _repair(sizes: Sizes) -> dict[str, Any]:
-    return _each(lambda name: measure_repair(name, sizes.kills), PARTS["repair"].fields)
+    return _each(lambda name: measure_repair(name, sizes.kills, sizes.namespace), PARTS["repair"].fields)
 
 
 def _training(sizes: Sizes) -> dict[str, Any]:
-    return _each(measure_training, PARTS["training"].fields)
+    return _each(lambda name: measure_training(name, sizes.namespace), PARTS["training"].fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +108,15 @@ def bench_relay(
     unknown = sorted(set(only) - set(PARTS))
     if unknown:
         raise UserError(f"bench relay has no part `{unknown[0]}`; there are: {', '.join(PARTS)}")
-    sizes = Sizes(nbytes, repeats, kills)
-    figures: dict[str, Any] = {"transports": installed(), "repeats": repeats}
     no_hosts = why_not()
-    for name, part in PARTS.items():
-        if only and name not in only:
-            continue
-        say(f"relay: {name}")
-        figures |= _without(part.fields, no_hosts) if part.hosts and no_hosts else part.measure(sizes)
+    with loopback(no_hosts) as (namespace, where):
+        sizes = Sizes(nbytes, repeats, kills, namespace)
+        figures: dict[str, Any] = {"transports": installed(), "repeats": repeats, "loopback": where}
+        for name, part in PARTS.items():
+            if only and name not in only:
+                continue
+            say(f"relay: {name}")
+            figures |= _without(part.fields, no_hosts) if part.hosts and no_hosts else part.measure(sizes)
     return figures
 
 

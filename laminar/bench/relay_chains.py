@@ -1,4 +1,7 @@
-"""Versions down chains of relays: on one machine at full speed, and over links of 1 Gbit/s between emulated hosts."""
+"""Versions down chains of relays: on one machine at full speed, and over links of 1 Gbit/s between emulated hosts.
+
+What is compared is measured in turns, so that a slow spell of the machine falls on all of it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from laminar.bench import say
-from laminar.bench.hosts import PAYLOAD_SHARE, emulated_hosts, loopback
-from laminar.bench.relay_memory import copy_rate, fits
+from laminar.bench.hosts import PAYLOAD_SHARE, emulated_hosts
+from laminar.bench.relay_memory import fits, plain_copy
 from laminar.bench.relays import RelayProcess, bytes_layout, chain_of, relay_processes
 from laminar.weights.chain import Member
 from laminar.weights.layout import Layout
@@ -23,48 +26,55 @@ LINK_BYTES = 128 << 20
 LINK_MEGABITS = 1000
 LINK_DEADLINE = 30.0
 """Progress deadline on shared, slow links: eight flows at once may leave one waiting for seconds."""
+COPY_BYTES = 256 << 20
+"""Enough to be beyond every cache, and little beside the relays' memory."""
 SLOTS = 2
 """A relay of the bench holds the version before and the one that comes."""
 
 
-def measure_chain(transport: str, nbytes: int, repeats: int) -> dict[str, Any]:
+def measure_chain(transport: str, nbytes: int, repeats: int, namespace: str | None) -> dict[str, Any]:
     """``chain_seconds`` for each number of relays, CPU seconds a GiB and hop, and the rate against memory's."""
-    seconds: dict[str, float] = {}
-    cpu: dict[str, float] = {}
-    size = fits(nbytes, SLOTS * (HOPS[-1] + 1))
+    count = HOPS[-1] + 1
+    runs: dict[int, list[tuple[float, float]]] = {hops: [] for hops in HOPS}
+    copies: list[float] = []
     versions = itertools.count(1)
-    with loopback() as lo, relay_processes(HOPS[-1] + 1, transport, namespace=lo) as (relays, members):
-        prepare(relays, bytes_layout(size))
-        for hops in HOPS:
-            say(f"    {hops} hops of {size >> 20} MiB")
-            chain = relays[: hops + 1], members[: hops + 1]
-            runs = [carry(*chain, next(versions), size) for _ in range(repeats + 1)][1:]
-            seconds[str(hops)] = median(run[0] for run in runs)
-            cpu[str(hops)] = median(run[1] for run in runs) / (size / GIB * hops)
-    copy = copy_rate(fits(nbytes, 2))
+    with plain_copy(COPY_BYTES) as copy:
+        size = fits(nbytes, SLOTS * count)
+        with relay_processes(count, transport, namespaces=[namespace] * count) as (relays, members):
+            prepare(relays, bytes_layout(size))
+            for turn in range(repeats + 1):  # the first one warms up
+                say(f"    {size >> 20} MiB down {', '.join(map(str, HOPS))} hops, turn {turn} of {repeats}")
+                for hops in HOPS:
+                    runs[hops].append(carry(relays[: hops + 1], members[: hops + 1], next(versions), size))
+                copies.append(median(copy() for _ in range(3)))
+    seconds = {str(hops): median(took for took, _ in runs[hops][1:]) for hops in HOPS}
+    cpu = {str(hops): median(used for _, used in runs[hops][1:]) / (size / GIB * hops) for hops in HOPS}
+    rates = [HOPS[-1] * size / took for took, _ in runs[HOPS[-1]]]
     return {
         "chain_seconds": seconds,
         "chain_bytes": size,
         "chain_cpu_seconds_per_gib_hop": max(cpu.values()),
         "chain_cpu_seconds_by_hops": cpu,
-        "chain_rate_over_copy": HOPS[-1] * size / seconds[str(HOPS[-1])] / copy,
-        "copy_bytes_per_second": copy,
+        "chain_rate_over_copy": median(rate / copied for rate, copied in list(zip(rates, copies, strict=True))[1:]),
+        "copy_bytes_per_second": median(copies[1:]),
     }
 
 
 def measure_links(transport: str, repeats: int) -> dict[str, Any]:
     """``chain_growth``, ``star_over_chain`` and ``link_ratio`` over links of 1 Gbit/s."""
     hops = HOPS[-1]
+    versions = itertools.count(1)
+    turns: list[tuple[float, float]] = []
     with emulated_hosts(hops + 1, LINK_MEGABITS) as hosts:
         with relay_processes(
             hops + 1, transport, hosts=hosts.addresses, namespaces=hosts.namespaces, progress_deadline=LINK_DEADLINE
         ) as (relays, members):
             prepare(relays, bytes_layout(LINK_BYTES))
-            runs = range(1, repeats + 2)
-            one = median([carry(relays[:2], members[:2], version, LINK_BYTES)[0] for version in runs][1:])
-            runs = range(runs.stop, runs.stop + repeats + 1)
-            all_ = median([carry(relays, members, version, LINK_BYTES)[0] for version in runs][1:])
-            star = _star(relays, members, runs.stop)
+            for _ in range(repeats + 1):
+                first, _ = carry(relays[:2], members[:2], next(versions), LINK_BYTES)
+                turns.append((first, carry(relays, members, next(versions), LINK_BYTES)[0]))
+            star = _star(relays, members, next(versions))
+    one, all_ = (median(column) for column in zip(*turns[1:], strict=True))
     allowed = LINK_MEGABITS * 1e6 / 8 * PAYLOAD_SHARE
     return {
         "chain_growth": all_ / one,

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from laminar.bench import say
-from laminar.bench.hosts import loopback
 from laminar.bench.relay_chains import prepare, served
 from laminar.bench.relays import bytes_layout, relay_processes
 from laminar.weights.chain import Plan
@@ -21,7 +20,7 @@ CHUNK = 1 << 20
 RELAYS = 5
 
 
-def measure_repair(transport: str, kills: int) -> dict[str, Any]:
+def measure_repair(transport: str, kills: int, namespace: str | None) -> dict[str, Any]:
     """``repair_ms_median`` and ``repair_ms_p95``: from a kill -9 in the middle to new bytes behind the dead relay."""
     took: list[float] = []
     tries = 0
@@ -29,7 +28,7 @@ def measure_repair(transport: str, kills: int) -> dict[str, Any]:
         if tries > 2 * kills:
             raise RuntimeError(f"of {tries} transfers only {len(took)} were still under way when a relay was killed")
         victim = 1 + tries % (RELAYS - 2)
-        waited = _one_kill(transport, victim)
+        waited = _one_kill(transport, victim, namespace)
         tries += 1
         if waited is not None:
             took.append(waited * 1000)
@@ -37,12 +36,10 @@ def measure_repair(transport: str, kills: int) -> dict[str, Any]:
     return {"repair_ms_median": median(took), "repair_ms_p95": p95(took), "repair_ms": [round(ms, 1) for ms in took]}
 
 
-def _one_kill(transport: str, victim: int) -> float | None:
+def _one_kill(transport: str, victim: int, namespace: str | None) -> float | None:
     """Seconds from the kill to the first new bytes at the successor; None if that one had everything already."""
-    with (
-        loopback() as lo,
-        relay_processes(RELAYS, transport, namespace=lo, progress_deadline=10.0) as (relays, members),
-    ):
+    spaces = [namespace] * RELAYS
+    with relay_processes(RELAYS, transport, namespaces=spaces, progress_deadline=10.0) as (relays, members):
         prepare(relays, bytes_layout(SIZE))
         digest = relays[0].call("publish", 1)
         relays[0].call("send", Plan(1, 1, tuple(members), CHUNK, 0, SIZE))

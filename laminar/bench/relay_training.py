@@ -10,7 +10,6 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
-from laminar.bench.hosts import loopback
 from laminar.bench.models import BASE
 from laminar.bench.relay_chains import prepare, served
 from laminar.bench.relays import bytes_layout, chain_of, relay_processes
@@ -30,7 +29,7 @@ Step = tuple[float, float]
 """When a step began and ended, unix seconds."""
 
 
-def measure_training(transport: str) -> dict[str, Any]:
+def measure_training(transport: str, namespace: str | None) -> dict[str, Any]:
     """``training_step_slowdown``: a learner's step while a chain on the same machine carries versions as fast as it
     can and two of its relays are killed, against the step alone. The median of the steps that fall into transfers."""
     context = multiprocessing.get_context("spawn")
@@ -41,7 +40,7 @@ def measure_training(transport: str) -> dict[str, Any]:
         alone = _steps(ours, START_DEADLINE)[3:]
         under: list[Step] = []
         for _ in range(ROUNDS):
-            under += _steps_under_transfers(ours, transport)
+            under += _steps_under_transfers(ours, transport, namespace)
         alone += _steps(ours, START_DEADLINE)
     finally:
         learner.kill()
@@ -57,13 +56,11 @@ def measure_training(transport: str) -> dict[str, Any]:
     }
 
 
-def _steps_under_transfers(learner: Connection, transport: str) -> list[Step]:
+def _steps_under_transfers(learner: Connection, transport: str, namespace: str | None) -> list[Step]:
     """Steps that began and ended while versions were on their way and relays died, one in each of the first two."""
     transfers: list[Step] = []
-    with (
-        loopback() as lo,
-        relay_processes(RELAYS, transport, namespace=lo, progress_deadline=10.0) as (relays, members),
-    ):
+    spaces = [namespace] * RELAYS
+    with relay_processes(RELAYS, transport, namespaces=spaces, progress_deadline=10.0) as (relays, members):
         prepare(relays, bytes_layout(SIZE))
         learner.send("until told")
         for version in range(1, VERSIONS + 1):

@@ -108,8 +108,7 @@ def relay_processes(
     transport: str = "tcp",
     *,
     hosts: Sequence[str] = (),
-    namespaces: Sequence[str] = (),
-    namespace: str | None = None,
+    namespaces: Sequence[str | None] = (),
     progress_deadline: float = PROGRESS_DEADLINE,
 ) -> Iterator[tuple[list[RelayProcess], list[Member]]]:
     """Start relays, one of them more than there are hops, and end them and remove their memory whatever happens.
@@ -117,16 +116,15 @@ def relay_processes(
     Parameters
     ----------
     hosts, namespaces
-        For each relay the address to listen on and the network namespace to be in; none: all on loopback.
-    namespace
-        The one of all; None: the caller's.
+        For each relay the address to listen on and the network namespace to be in, None: the caller's; without them
+        all are on loopback.
     """
     relays: list[RelayProcess] = []
     with scratch("bench-relays") as base:
         try:
             for index in range(count):
                 host = hosts[index] if hosts else "127.0.0.1"
-                space = namespaces[index] if namespaces else namespace
+                space = namespaces[index] if namespaces else None
                 setting = Setting(base / f"laminar-host{index}", transport, host, space, progress_deadline)
                 relays.append(RelayProcess(index, setting))
             yield relays, [relay.started() for relay in relays]

@@ -31,7 +31,7 @@ def test_what_needs_emulated_hosts_is_none_with_a_reason_where_there_are_none(mo
 
 
 def test_what_fails_by_one_transport_is_none_and_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by(transport: str, nbytes: int, repeats: int) -> dict[str, object]:
+    def by(transport: str, nbytes: int, repeats: int, namespace: str | None) -> dict[str, object]:
         raise TimeoutError(f"nothing moved over {transport}")
 
     monkeypatch.setattr("laminar.bench.relay.measure_chain", by)
