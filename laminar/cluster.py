@@ -7,6 +7,7 @@ any cluster whose workers offer them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -16,7 +17,8 @@ from typing import Any
 
 import dask
 import psutil
-from distributed import Client, Nanny, Scheduler, SpecCluster
+from distributed import Client, Nanny, Scheduler, SpecCluster, Status
+from tornado.ioloop import PeriodicCallback
 
 from laminar.errors import LaminarError, UserError
 from laminar.watch.control import STOP, control_topic
@@ -26,6 +28,9 @@ __all__ = ["Needs", "RunningCluster", "start", "worker_spec"]
 
 START_DEADLINE = 120.0
 """Seconds for all workers to register; a cold disk and two busy cores can take one of them."""
+
+LOOK_SECONDS = 1.0
+"""How often it is seen to that every role has a nanny."""
 
 CONFIG = {
     # Rewards run in processes of their own, which a daemonic worker could not start.
@@ -53,6 +58,8 @@ CONFIG = {
     "distributed.admin.low-level-log-length": 200,
     # A role may stay without a worker for as long as a restart takes.
     "distributed.scheduler.no-workers-timeout": "300s",
+    # Dask ends the nanny of a worker that is away for so long: a restart on busy cores can take more than its 15 s.
+    "distributed.deploy.lost-worker-timeout": f"{START_DEADLINE}s",
 }
 
 ENVIRONMENT = {
@@ -183,6 +190,7 @@ def start(needs: Needs, run_id: str) -> Iterator[RunningCluster]:
             silence_logs=logging.CRITICAL,
             name=f"laminar-{run_id}-{os.getpid()}",
         )
+        look = PeriodicCallback(functools.partial(_keep_up, cluster), 1000 * LOOK_SECONDS)
         running: RunningCluster | None = None
         ours: list[psutil.Process] = []
         try:
@@ -194,8 +202,10 @@ def start(needs: Needs, run_id: str) -> Iterator[RunningCluster]:
                 raise LaminarError(
                     f"expected {len(spec)} workers ({', '.join(spec)}) within {START_DEADLINE:.0f} s: {error}"
                 ) from error
+            cluster.loop.add_callback(look.start)
             yield running
         finally:
+            cluster.loop.add_callback(look.stop)
             if running is not None:
                 ours = running.processes()
                 with contextlib.suppress(TimeoutError, OSError):
@@ -205,6 +215,20 @@ def start(needs: Needs, run_id: str) -> Iterator[RunningCluster]:
             _end(ours)
             for host in range(needs.relays):
                 remove_segments(segment_root(run_id, f"host{host}" if needs.relays > 1 else None))
+
+
+def _keep_up(cluster: SpecCluster) -> None:
+    """Start a role again whose nanny has given it up, because the worker closed itself or did not start again."""
+    if cluster.status is not Status.running:
+        return
+    roles = cluster.scheduler.plugins.get("laminar-roles")
+    for name, nanny in list(cluster.workers.items()):
+        if nanny.status in (Status.closed, Status.failed):
+            del cluster.workers[name]
+            if roles is not None and name in roles.drained:
+                del cluster.worker_spec[name]
+    if cluster.worker_spec.keys() - cluster.workers.keys():
+        cluster.scale(len(cluster.worker_spec))  # starts those that are not there
 
 
 def _end(processes: list[psutil.Process]) -> None:

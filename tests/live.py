@@ -98,8 +98,7 @@ class LiveRun:
         """Process id of the worker of that name."""
 
         def look() -> int | None:
-            workers = self.client.scheduler_info(n_workers=-1)["workers"]
-            address = next((a for a, worker in workers.items() if worker["id"] == role), None)
+            address = next((address for address, name in self.workers().items() if name == role), None)
             return None if address is None else self.client.run(os.getpid, workers=[address])[address]
 
         return wait_for(f"worker `{role}`", look)
@@ -109,6 +108,21 @@ class LiveRun:
         for pid in [self.pid(role) for role in roles]:
             os.kill(pid, signal.SIGKILL)
         self.disconnect()
+
+    def close_workers(self, *roles: str) -> None:
+        """Have workers close themselves, as Dask's do after an error in a heartbeat, and their nannies with them."""
+
+        def close(dask_worker: Any) -> None:
+            dask_worker.loop.add_callback(dask_worker.close, reason="worker-heartbeat-error")
+
+        self.client.run(close, workers=[address for address, name in self.workers().items() if name in roles])
+        self.disconnect()
+
+    def workers(self) -> dict[str, str]:
+        """Addresses and names of the workers."""
+        return {
+            address: worker["id"] for address, worker in self.client.scheduler_info(n_workers=-1)["workers"].items()
+        }
 
     def disconnect(self) -> None:
         """Close the client."""

@@ -7,7 +7,16 @@ from typing import Any
 
 from distributed import Scheduler, Worker
 
-__all__ = ["has_role", "in_background", "is_cancelled", "is_queued", "run_id_of", "workers_of"]
+__all__ = [
+    "add_metric",
+    "has_role",
+    "in_background",
+    "is_cancelled",
+    "is_queued",
+    "remove_metric",
+    "run_id_of",
+    "workers_of",
+]
 
 
 def has_role(worker: Worker, role: str) -> bool:
@@ -18,6 +27,20 @@ def has_role(worker: Worker, role: str) -> bool:
 def workers_of(scheduler: Scheduler, role: str) -> list[str]:
     """Addresses of the workers that offer the resource ``role`` and can still be talked to."""
     return [ws.address for ws in scheduler.workers.values() if role in ws.resources and ws.status.name == "running"]
+
+
+def add_metric(worker: Worker, name: str, metric: Callable[[Worker], Any]) -> None:
+    """Have each heartbeat carry ``metric(worker)``.
+
+    The dictionary is replaced, not changed: a heartbeat walks through it and waits in between, and one that finds it
+    changed ends the worker, for good.
+    """
+    worker.metrics = {**worker.metrics, name: metric}
+
+
+def remove_metric(worker: Worker, name: str) -> None:
+    """The inverse of ``add_metric``; fine if there is none."""
+    worker.metrics = {other: metric for other, metric in worker.metrics.items() if other != name}
 
 
 def run_id_of(worker: Worker, key: str) -> int:

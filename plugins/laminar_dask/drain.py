@@ -53,6 +53,7 @@ class ByHand:
             if not self.plugin.moves.busy(address):
                 moved += await self._empty(address, None)
             await asyncio.sleep(POLL_SECONDS)
+        self._roles.drained.add(self.plugin.worker_name(address))
         await self.scheduler.retire_workers(workers=[address], close_workers=True, remove=True)
         self._withheld.discard(address)
         self.plugin.event({"action": "drained", "source": worker, "trajectories": moved})
@@ -81,9 +82,13 @@ class ByHand:
         return sum(len(bulk.left) for bulk in bulks if bulk is not None)
 
     @property
+    def _roles(self) -> RolesPlugin:
+        roles: RolesPlugin = self.scheduler.plugins[RolesPlugin.name]
+        return roles
+
+    @property
     def _withheld(self) -> set[str]:
-        withheld: set[str] = self.scheduler.plugins[RolesPlugin.name].withheld
-        return withheld
+        return self._roles.withheld
 
     def _tasks(self, address: str) -> list[Any]:
         state = self.scheduler.workers.get(address)

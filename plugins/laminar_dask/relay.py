@@ -26,7 +26,7 @@ from laminar.weights.segment import host_label, remove_segments, segment_root, s
 from laminar.weights.shards import Shard
 from laminar.weights.stand_in import StandIn
 from laminar.weights.transport import choose, open_transport, split_address
-from laminar_dask._compat import has_role
+from laminar_dask._compat import add_metric, has_role, remove_metric
 from laminar_dask.waiting import within
 
 __all__ = ["RelayPlugin", "announce", "prepare"]
@@ -94,7 +94,7 @@ class RelayPlugin(WorkerPlugin):
         self.node = await asyncio.to_thread(self._listen)
         for name, handler in self._handlers().items():
             worker.handlers[name] = handler
-        worker.metrics["laminar_relay"] = self.metrics
+        add_metric(worker, "laminar_relay", self.metrics)
         await self._tell_scheduler("join", host=_host(worker), address=self.node.address, version=self.owner.head())
 
     async def teardown(self, worker: Worker) -> None:
@@ -106,7 +106,7 @@ class RelayPlugin(WorkerPlugin):
         if self.owner is not None and self.node is not None:
             for name in self._handlers():
                 worker.handlers.pop(name, None)
-            worker.metrics.pop("laminar_relay", None)
+            remove_metric(worker, "laminar_relay")
             await asyncio.to_thread(self.node.close)
             await asyncio.to_thread(self.owner.close)
 

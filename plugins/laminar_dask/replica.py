@@ -26,7 +26,7 @@ from laminar.rollout.gate import Want
 from laminar.rollout.rows import Story, row_of
 from laminar.rollout.tokens import decode, load_tokenizer
 from laminar.trajectory import Score, TrajectoryRequest
-from laminar_dask._compat import has_role, is_cancelled, run_id_of
+from laminar_dask._compat import add_metric, has_role, is_cancelled, remove_metric, run_id_of
 from laminar_dask.arrivals import Arrival
 from laminar_dask.attempts import Attempt, HandedOver
 from laminar_dask.collector import calm_collector
@@ -110,14 +110,14 @@ class ReplicaPlugin(WorkerPlugin):
         self.serving: Serving | None = None
         self.ready = asyncio.create_task(self._start())
         self.stream = asyncio.create_task(self.inside.stream())
-        worker.metrics["laminar_replica"] = lambda w: self.status()
+        add_metric(worker, "laminar_replica", lambda worker: self.status())
         worker.handlers["laminar_replica_status"] = self.status
 
     async def teardown(self, worker: Worker) -> None:
         """Stop the engine's thread, and say no more of a replica that is none."""
         if not self.active:
             return
-        worker.metrics.pop("laminar_replica", None)
+        remove_metric(worker, "laminar_replica")
         self.stream.cancel()
         self.ready.cancel()
         if self.serving is not None:

@@ -30,6 +30,8 @@ class RolesPlugin(SchedulerPlugin):
         self.stages: set[str] = set()
         self.withheld: set[str] = set()
         """Workers that get no new work: they are being drained."""
+        self.drained: set[str] = set()
+        """Names of workers that were: nobody starts them again."""
         scheduler.handlers["laminar_workers"] = self.workers
         scheduler.handlers["laminar_enter_stage"] = self.enter_stage
 

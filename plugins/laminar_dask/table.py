@@ -29,6 +29,7 @@ from laminar.experience.partial_pool import PartialPool
 from laminar.experience.samplers import Rules
 from laminar.experience.store import Store
 from laminar.experience.table import ExperienceTable
+from laminar_dask._compat import add_metric, remove_metric
 from laminar_dask.waiting import within
 
 __all__ = ["TablePlugin"]
@@ -97,7 +98,7 @@ class TablePlugin(WorkerPlugin):
             self._thread.shutdown()
             raise
         worker.handlers.update(self._handlers())
-        worker.metrics["laminar_table"] = lambda worker: self._counts()
+        add_metric(worker, "laminar_table", lambda worker: self._counts())
         self._syncing = asyncio.create_task(self._sync())
         self._open = True
 
@@ -108,7 +109,7 @@ class TablePlugin(WorkerPlugin):
         self._open = False
         for name in self._handlers():
             worker.handlers.pop(name, None)
-        worker.metrics.pop("laminar_table", None)
+        remove_metric(worker, "laminar_table")
         self._asking.clear()
         self._notify()
         self._syncing.cancel()

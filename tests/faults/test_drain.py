@@ -26,6 +26,7 @@ def test_a_run_goes_on_after_one_of_its_replicas_was_drained(tmp_path: Path) -> 
         assert unknown.returncode == 2 and "there are rollout-1" in unknown.stderr
         done = max(run.steps())
         run.wait_for_step(done + 1)
+        assert "rollout-0" not in run.workers().values()  # nobody starts it again
         run.interrupt()
         result = run.result()
         assert result["status"] == "stopped" and result["steps"] > done, run.said

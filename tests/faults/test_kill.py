@@ -39,6 +39,18 @@ def test_a_run_survives_the_death_of(roles: list[str], run: LiveRun) -> None:
     run.wait_for_step(2)
     finished = run.query("select count(*) as n from experience")[0]["n"]
     run.kill(*roles)
+    nothing_was_lost(run, finished)
+
+
+def test_a_run_survives_workers_that_close_for_good(run: LiveRun) -> None:
+    run.wait_for_step(2)
+    finished = run.query("select count(*) as n from experience")[0]["n"]
+    run.close_workers("relay", "rollout-0")
+    nothing_was_lost(run, finished)
+
+
+def nothing_was_lost(run: LiveRun, finished: int) -> None:
+    """It goes on to its end, with all that was finished before."""
     result = run.result()
     assert result["status"] == "finished", run.said
     assert result["steps"] == STEPS
