@@ -34,6 +34,8 @@ def ask_scheduler(run: str, store: str, call: str, **arguments: Any) -> dict[str
     url = find_run(run, store)
     record = RunFolder(url).read_json("run.json") or {}
     address = record.get("scheduler")
+    if (status := record.get("status", "running")) != "running":
+        raise UserError(f"run {run} is over ({status}): there is nothing left to move ({url})")
     if not address:
         raise UserError(f"run {run} has no scheduler: it is over, or runs elsewhere ({url})")
     try:

@@ -44,3 +44,7 @@ def test_a_run_that_is_over_cannot_be_repacked(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps({"run_id": "old", "started": "2030-01-01", "scheduler": None}))
     done = laminar_flow("repack", "old", "--from", "rollout-0", "--store", str(tmp_path))
     assert done.returncode == 2 and "has no scheduler: it is over" in done.stderr
+    record = {"run_id": "old", "started": "2030-01-01", "status": "finished", "scheduler": "tcp://127.0.0.1:1"}
+    (folder / "run.json").write_text(json.dumps(record))
+    done = laminar_flow("drain", "old", "rollout-0", "--store", str(tmp_path))
+    assert done.returncode == 2 and "run old is over (finished)" in done.stderr
