@@ -147,8 +147,10 @@ class _Driver:
             done = asyncio.ensure_future(wait(futures))
             done.add_done_callback(functools.partial(self._forget, futures))
             emptied = asyncio.ensure_future(freed.wait())
-            await asyncio.wait({done, emptied}, return_when=asyncio.FIRST_COMPLETED)
-            emptied.cancel()
+            try:
+                await asyncio.wait({done, emptied}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                emptied.cancel()
             if failed := [future for future in futures if future.status == "error"]:
                 await failed[0]
 
