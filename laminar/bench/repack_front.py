@@ -43,7 +43,9 @@ def draw(front: Sequence[dict[str, Any]], path: str) -> None:
         x, y = _line(front, mode)
         axes.plot(x, [value / 1000 for value in y], marker="o", label=f"{mode} repack")
     for point in front:
-        axes.annotate(str(point["batch"]), (point["staleness"], point["tokens_per_second"] / 1000))
+        place = point["staleness"], point["tokens_per_second"] / 1000
+        axes.annotate(str(point["batch"]), place, xytext=(6, -12), textcoords="offset points")
+    axes.margins(0.1)
     axes.set(xlabel="mean staleness (versions)", ylabel="thousand tokens/s", title="batch size marked at each point")
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
