@@ -76,9 +76,9 @@ class Keeper:
         self._nbytes = 0
         self._suspects: dict[str, int] = {}
         self._given_up: dict[str, int] = {}
-        self._reached: set[str] = set()
-        """Whom the last chain went to. They say themselves that they have the version, and may do so after its root
-        has said that all is done."""
+        self._reached: dict[str, int] = {}
+        """Whom the last chain went to, with its version, until they say themselves that they have it: they may do so
+        after its root has said that all is done."""
         self._handed_over: dict[int, dict[int, Root]] = {}
 
     @property
@@ -100,7 +100,7 @@ class Keeper:
         for names in self.holders.values():
             names.discard(member.name)  # what it holds is what it says now
         self._given_up.pop(member.name, None)
-        self._reached.discard(member.name)
+        self._reached.pop(member.name, None)
         self._nbytes = self._nbytes or nbytes
         if version is not None:
             self._holds(member.name, version)
@@ -170,9 +170,11 @@ class Keeper:
         rooted = [plan for plan in self.flights.values() if plan.epoch == epoch and plan.members[0].name == name]
         if what == "promoted":
             self._holds(name, version)
+            if version >= self._reached.get(name, version):
+                self._reached.pop(name, None)
         elif what == "lost":
             self.repairs += 1
-            self._reached.discard(member)
+            self._reached.pop(member, None)
         elif what == "starving":
             return self._starving(name, version)
         if what in ("done", "failed", "skipped"):
@@ -199,7 +201,7 @@ class Keeper:
             self._reached.clear()
             return self._next()
         self.flights[part] = after
-        self._reached &= {member.name for member in after.members}
+        self._reached = {it.name: version for it in after.members if it.name in self._reached}
         root = after.members[0]
         return [Send(root.name, after)] if root.name in self.members else [StandInSend(root.host, after)]
 
@@ -222,7 +224,7 @@ class Keeper:
                 for root in roots:
                     self._epoch += 1
                     self.flights[root.part] = plan_chain(version, self._epoch, self.members.values(), root)
-                self._reached = set(self.members)
+                self._reached = dict.fromkeys(self.members, version)
                 return [Send(plan.members[0].name, plan) for plan in self.flights.values()]
         return self._mend()
 

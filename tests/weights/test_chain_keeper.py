@@ -111,6 +111,19 @@ def test_in_the_end_every_living_relay_has_the_newest_version_that_one_of_them_h
     assert not world.keeper.flights
 
 
+def test_who_got_an_older_version_by_a_chain_is_served_what_a_relay_came_back_with() -> None:
+    keeper = Keeper()
+    for number in range(2):
+        keeper.join(relay(number), None)
+    [order] = keeper.published("r0", 0, nbytes=NBYTES)
+    assert keeper.published("r0", 1, nbytes=NBYTES) == []
+    keeper.leave("r0")  # the chain still ends well: r0 had sent all of version 0
+    keeper.join(relay(0), 1)
+    assert keeper.report("r1", "promoted", version=0, epoch=order.plan.epoch) == []
+    [serve] = keeper.report("r0", "done", version=0, epoch=order.plan.epoch)
+    assert (serve.plan.version, [member.name for member in serve.plan.members]) == (1, ["r0", "r1"])
+
+
 def test_the_first_in_a_chain_that_starves_twice_has_its_frozen_root_replaced() -> None:
     keeper = Keeper()
     for number in range(3):
