@@ -22,7 +22,7 @@ __all__ = ["Bulk"]
 PAUSE = 0.001
 """Longest wait for UCX's event descriptor, in seconds: with longer ones wake-ups are missed."""
 LOOK = 16
-"""Rounds with work for UCX in a row of which one looks at other descriptors too."""
+"""Completed messages in a row after which other descriptors are looked at too."""
 
 
 class Bulk:
@@ -49,7 +49,7 @@ class Bulk:
         self._requests: deque[tuple[int, Any]] = deque()
         self.descriptor = int(self._worker.epoll_file_descriptor)
         self.closed = False
-        self._busy = 0
+        self._in_a_row = 0
         self._endpoint: Any = None
         self._waiting = False
         if self._acceptor is not None and listen is not None:
@@ -91,14 +91,15 @@ class Bulk:
             yield offset
 
     def progress(self, poller: select.poll) -> dict[int, int]:
-        """Let UCX work; if it has nothing to do, wait a moment for any descriptor of the poller."""
-        worked = self._waiting and self._acceptor is not None and self._acceptor.progress()
+        """Let UCX work; unless that completes a message, wait a moment for any descriptor of the poller."""
+        accepting = self._waiting and self._acceptor is not None and self._acceptor.progress()
         while self._worker.progress_once():
-            worked = True
-        self._busy = self._busy + 1 if worked else 0
-        if self._busy % LOOK:
+            pass
+        complete = bool(self._requests) and self._requests[0][1].completed
+        self._in_a_row = self._in_a_row + 1 if complete else 0
+        if self._in_a_row % LOOK:
             return {}
-        idle = not worked and self._worker.arm()
+        idle = not complete and not accepting and self._worker.arm()
         return dict(poller.poll(PAUSE * 1000 if idle else 0))
 
     def cancel(self) -> None:
