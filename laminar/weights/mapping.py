@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +11,7 @@ from laminar.errors import LaminarError
 from laminar.weights.checksum import chunk_hashes, digest
 from laminar.weights.layout import Layout
 from laminar.weights.locks import EXCLUSIVE, SHARED, release, try_lock
+from laminar.weights.pages import map_file, populate
 from laminar.weights.segment import (
     HEAD_LAYOUT,
     HEAD_SLOTS,
@@ -32,9 +31,6 @@ from laminar.weights.segment import (
 
 __all__ = ["Segment", "Slot"]
 
-MADV_POPULATE_WRITE = 23
-"""From Linux' ``mman.h``; Python has no name for it yet."""
-
 
 class Slot:
     """One slot's file, mapped. Its fields are read where they lie and change under whoever holds no lock."""
@@ -44,12 +40,11 @@ class Slot:
         self.layout = layout
         start = header_bytes(layout)
         self._file = str(path)
-        self._map, self._inode = _map(path, slot_bytes(layout), writable=writable)
+        self._view, self._inode = _map(path, slot_bytes(layout), writable=writable)
         self.views: dict[str, Any] | None = None
         """The tensors that lie in it, once a reader made them."""
-        view = memoryview(self._map)
-        self.words = view[:start].cast("Q")
-        self.payload = view[start:]
+        self.words = self._view[:start].cast("Q")
+        self.payload = self._view[start:]
         if self.words[0] != MAGIC or self.words[SLOT_LAYOUT] != int(layout.hash, 16):
             raise LaminarError(f"{path} is not a slot of layout {layout.hash}: remove {path.parent}")
 
@@ -105,8 +100,7 @@ class Slot:
 
     def populate(self) -> None:
         """Enter every page into this process's tables now, so that the first version is not slower than later ones."""
-        with contextlib.suppress(OSError):  # before Linux 5.14: each page at its first touch, then
-            self._map.madvise(MADV_POPULATE_WRITE)
+        populate(self._view)
 
     def verify(self) -> None:
         """Raise ``LaminarError`` unless every chunk matches its hash and they their digest. Pin it before."""
@@ -140,7 +134,7 @@ class Segment:
         self.layout = _read_layout(root)
         self._head = str(root / "head")
         mapped, self._inode = _map(root / "head", PAGE, writable=writable)
-        self.words = memoryview(mapped).cast("Q")
+        self.words = mapped.cast("Q")
         if self.words[0] != MAGIC or self.words[HEAD_LAYOUT] != int(self.layout.hash, 16):
             raise LaminarError(f"{root}/head does not belong to layout {self.layout.hash}: remove {root}")
         count = self.words[HEAD_SLOTS]
@@ -188,11 +182,10 @@ def _read_layout(root: Path) -> Layout:
         raise LaminarError(f"{root}/layout.json: {error}: remove {root}") from error
 
 
-def _map(path: Path, nbytes: int, *, writable: bool) -> tuple[mmap.mmap, int]:
+def _map(path: Path, nbytes: int, *, writable: bool) -> tuple[memoryview, int]:
     """Map a whole file, through a descriptor that is used for nothing else (see ``locks``); the map and the inode."""
     with path.open("r+b" if writable else "rb") as file:
         stat = os.fstat(file.fileno())
         if stat.st_size != nbytes:
             raise LaminarError(f"{path} has {stat.st_size} bytes, expected {nbytes}: truncated, or of another layout")
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return mmap.mmap(file.fileno(), nbytes, access=access), stat.st_ino
+        return map_file(file, nbytes, writable=writable), stat.st_ino

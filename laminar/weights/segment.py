@@ -24,11 +24,13 @@ import contextlib
 import errno
 import os
 import shutil
+import time
 from pathlib import Path
 
 from laminar.errors import LaminarError
 from laminar.weights.layout import Layout
 from laminar.weights.locks import EXCLUSIVE, release, try_lock
+from laminar.weights.pages import take_large_pages
 
 __all__ = [
     "clear",
@@ -48,6 +50,8 @@ SCRATCH_LOCK = "scratch.lock"
 """In a folder that is no run's (``scratch``): its process holds it while it lives."""
 MAGIC = int.from_bytes(b"LAMINAR1", "little")
 PAGE = 4096
+LARGE_PAGES_DEADLINE = 30.0
+"""Seconds for a segment's large pages, where memory must first be put in order; the rest has small ones."""
 STAGED, PUBLISHED, PARTIAL = 1, 2, 3
 """What a slot holds: a version nobody may read yet, one that can be read, one part of a version (``shards``)."""
 # Words of the head page, and of a slot's header. A stamp of 0: nothing in the slot may be read.
@@ -112,10 +116,11 @@ def create(root: Path, layout: Layout, slots: int) -> None:
     if needed > free:
         raise no_space
     layout_hash = int(layout.hash, 16)
+    until = time.monotonic() + LARGE_PAGES_DEADLINE
     try:
         for index in range(slots):
-            _new_file(root / f"slot{index}", slot_bytes(layout), {SLOT_LAYOUT: layout_hash})
-        _new_file(root / "head", PAGE, {HEAD_SLOTS: slots, HEAD_LAYOUT: layout_hash})
+            _new_file(root / f"slot{index}", slot_bytes(layout), {SLOT_LAYOUT: layout_hash}, until)
+        _new_file(root / "head", PAGE, {HEAD_SLOTS: slots, HEAD_LAYOUT: layout_hash}, until)
     except OSError as error:
         clear(root)
         if error.errno == errno.ENOSPC:
@@ -198,9 +203,11 @@ def _remove_if_dead(root: Path) -> bool:
         return True
 
 
-def _new_file(path: Path, nbytes: int, words: dict[int, int]) -> None:
+def _new_file(path: Path, nbytes: int, words: dict[int, int], until: float) -> None:
     """A new file of zeros with its memory taken, and some words of its header set."""
     with path.open("x+b") as file:
+        file.truncate(nbytes)
+        take_large_pages(file, nbytes, until)
         os.posix_fallocate(file.fileno(), 0, nbytes)
         for index, value in {0: MAGIC, **words}.items():
             os.pwrite(file.fileno(), value.to_bytes(8, "little"), index * 8)

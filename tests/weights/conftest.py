@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,31 @@ def owner(root: Path, request: pytest.FixtureRequest) -> Iterator[SegmentOwner]:
     owner.prepare(request.module.LAYOUT)
     yield owner
     owner.close()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes folders in shared memories of their own, of so many bytes each."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a memory needs root")
+    with ExitStack() as stack:
+
+        def make(room: int) -> Path:
+            folder = tmp_path / f"memory{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            done = subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={room}", "laminar-test", str(folder)],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+            )
+            if done.returncode:
+                pytest.skip(f"this user cannot mount: {done.stderr.strip()}")
+            stack.callback(subprocess.run, ["umount", "-l", str(folder)], timeout=20, check=True)
+            return folder
+
+        yield make
 
 
 @pytest.fixture

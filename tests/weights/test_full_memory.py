@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,31 +16,6 @@ ROOM = 8 * SIZE
 """Bytes of a memory of the tests: enough for three slots of a version."""
 
 
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Callable[[], Path]]:
-    """Makes folders in small shared memories of their own."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a memory needs root")
-    with ExitStack() as stack:
-
-        def make() -> Path:
-            folder = tmp_path / f"memory{len(list(tmp_path.iterdir()))}"
-            folder.mkdir()
-            done = subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "laminar-test", str(folder)],
-                capture_output=True,
-                text=True,
-                timeout=20,
-                check=False,
-            )
-            if done.returncode:
-                pytest.skip(f"this user cannot mount: {done.stderr.strip()}")
-            stack.callback(subprocess.run, ["umount", "-l", str(folder)], timeout=20, check=True)
-            return folder
-
-        yield make
-
-
 def fill(folder: Path) -> None:
     """Take all memory that is left there."""
     stats = os.statvfs(folder)
@@ -53,9 +25,9 @@ def fill(folder: Path) -> None:
 
 @pytest.mark.parametrize("full", ["sender", "receiver"])
 def test_versions_go_on_without_changes_when_the_memory_is_full_later(
-    memory: Callable[[], Path], caplog: pytest.LogCaptureFixture, full: str
+    memory: Callable[[int], Path], caplog: pytest.LogCaptureFixture, full: str
 ) -> None:
-    folders = {"sender": memory(), "receiver": memory()}
+    folders = {"sender": memory(ROOM), "receiver": memory(ROOM)}
     hosts = [Host(folder / f"laminar-{name}") for name, folder in folders.items()]
     first, second = hosts
     try:
@@ -83,9 +55,9 @@ def test_versions_go_on_without_changes_when_the_memory_is_full_later(
 
 
 def test_a_memory_that_is_full_at_the_start_is_one_line_with_the_bytes_and_others_go_on(
-    memory: Callable[[], Path],
+    memory: Callable[[int], Path],
 ) -> None:
-    folder = memory()
+    folder = memory(ROOM)
     host = Host(folder / "laminar-one")
     host.owner.prepare(layout())
     host.publish(1)
