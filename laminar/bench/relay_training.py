@@ -18,7 +18,8 @@ from laminar.weights.forward import Report
 __all__ = ["measure_training"]
 
 SIZE = 512 << 20
-ROWS = 64
+ROWS = 32
+"""So few that steps fit into transfers."""
 ALONE = 15
 ROUNDS = 3
 VERSIONS = 3
