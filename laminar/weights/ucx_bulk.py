@@ -93,8 +93,7 @@ class Bulk:
     def progress(self, poller: select.poll) -> dict[int, int]:
         """Let UCX work; unless that completes a message, wait a moment for any descriptor of the poller."""
         accepting = self._waiting and self._acceptor is not None and self._acceptor.progress()
-        while self._worker.progress_once():
-            pass
+        self._worker.progress()
         complete = bool(self._requests) and self._requests[0][1].completed
         self._in_a_row = self._in_a_row + 1 if complete else 0
         if self._in_a_row % LOOK:
