@@ -41,7 +41,7 @@ def test_what_fails_by_one_transport_is_none_and_says_which(monkeypatch: pytest.
 
 
 def test_a_part_that_is_not_there_is_named() -> None:
-    with pytest.raises(UserError, match="no part `chains`; there are: publish, chain, links"):
+    with pytest.raises(UserError, match="no part `chains`; there are: publish, links"):
         bench_relay(only=["chains"])
 
 
